@@ -265,13 +265,13 @@ impl Config {
         builder
     }
 
-    /// The same with relative paths as paths under `folder`.
+    /// Returns the settings with relative paths as paths under `folder`.
     pub(crate) fn under(self, folder: &Path) -> Result<Config, ConfigError> {
         let url = self.url.map(|url| url.under(folder)).transpose()?;
         Ok(Config { url, options: self.options.under(folder), ..self })
     }
 
-    /// The same with the namespace of the URL where it belongs: a URL brings its own, so that it also
+    /// Returns the settings with the namespace of the URL where it belongs: a URL brings its own, so that it also
     /// overrides that of the layers below.
     fn settled(mut self) -> Result<Config, ConfigError> {
         let in_url = self.url.as_mut().and_then(BackendUrl::take_namespace);

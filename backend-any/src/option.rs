@@ -83,7 +83,7 @@ impl BackendOptions {
         self.0.insert(scheme, options);
     }
 
-    /// The same with relative paths of files as paths under `folder`.
+    /// Returns the options with relative paths of files as paths under `folder`.
     pub(crate) fn under(mut self, folder: &Path) -> Self {
         for options in self.0.values_mut() {
             options.0.iter_mut().for_each(|(key, value)| value.move_under(key, folder));

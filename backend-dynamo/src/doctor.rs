@@ -17,7 +17,7 @@ impl Store {
         match self.describe().await? {
             None => {
                 let detail = "missing, or it may not be described; `lockctl migrate` creates it".to_owned();
-                findings.push(finding(Severity::Error, "table", detail));
+                findings.push(Finding::new(Severity::Error, "table", detail));
                 findings.push(self.clock_finding()?);
                 return Ok(findings);
             }
@@ -26,21 +26,21 @@ impl Store {
                 let status = table.table_status().map_or("unknown", TableStatus::as_str);
                 let items = table.item_count().unwrap_or(0);
                 let severity = if active { Severity::Ok } else { Severity::Warning };
-                findings.push(finding(severity, "table", format!("{status}, about {items} items")));
+                findings.push(Finding::new(severity, "table", format!("{status}, about {items} items")));
                 findings.push(match &self.names().index {
-                    None => finding(Severity::Ok, "context index", "none is wanted".to_owned()),
+                    None => Finding::new(Severity::Ok, "context index", "none is wanted".to_owned()),
                     Some(index) => {
                         let there =
                             table.global_secondary_indexes().iter().any(|it| it.index_name() == Some(index));
                         let severity = if there { Severity::Ok } else { Severity::Warning };
                         let found = if there { "is there" } else { "is missing: other clients may need it" };
-                        finding(severity, "context index", format!("{index} {found}"))
+                        Finding::new(severity, "context index", format!("{index} {found}"))
                     }
                 });
             }
         }
         findings.push(match self.has_ttl().await? {
-            Some(true) => finding(
+            Some(true) => Finding::new(
                 Severity::Ok,
                 "ttl",
                 format!("on, by {}: what is over is collected", self.names().expires),
@@ -50,17 +50,17 @@ impl Store {
                     "not on for {}: items of free ids stay for ever; `lockctl migrate` enables it",
                     self.names().expires
                 );
-                finding(Severity::Warning, "ttl", detail)
+                Finding::new(Severity::Warning, "ttl", detail)
             }
-            None => finding(Severity::Warning, "ttl", "it may not be asked whether it is on".to_owned()),
+            None => Finding::new(Severity::Warning, "ttl", "it may not be asked whether it is on".to_owned()),
         });
         findings.push(self.clock_finding()?);
         findings.push(match self.settings.strict_fence {
-            true => finding(Severity::Ok, "fences", "strict: an item of its own keeps every id's".to_owned()),
+            true => Finding::new(Severity::Ok, "fences", "strict: an item of its own keeps every id's".to_owned()),
             false => {
                 let detail = "they outlast what other clients and TTL remove as long as the bounds of the service's \
                               time are no wider than the pause before the next grant";
-                finding(Severity::Ok, "fences", detail.to_owned())
+                Finding::new(Severity::Ok, "fences", detail.to_owned())
             }
         });
         Ok(findings)
@@ -76,10 +76,6 @@ impl Store {
             "the service's time is known to {:.1?}; this machine's is off by {off:.1?}, which moves no lease",
             hi - lo
         );
-        Ok(finding(severity, "clock", detail))
+        Ok(Finding::new(severity, "clock", detail))
     }
-}
-
-fn finding(severity: Severity, check: &'static str, detail: String) -> Finding {
-    Finding { severity, check, detail }
 }

@@ -248,13 +248,13 @@ impl Failure {
         )
     }
 
-    /// The same for a request that changes nothing.
+    /// Returns it as the failure of a request that changes nothing.
     pub(crate) fn of_reading(mut self) -> Self {
         self.in_doubt = false;
         self
     }
 
-    /// The same, though an earlier try may have been done.
+    /// Returns it as in doubt, if an earlier try may have been done.
     pub(crate) fn or_done_before(mut self, doubt: bool) -> Self {
         self.in_doubt |= doubt;
         self

@@ -17,9 +17,9 @@
 //! - **One request takes a set, one frees it.** One id is one conditional `UpdateItem`, 2 to 100 are one
 //!   `TransactWriteItems`. Nothing is read before: the condition of the write is that the items are free, or their leases
 //!   have ended. Where it does not hold the service returns the item (`ReturnValuesOnConditionCheckFailure`), and
-//!   [`lockcore::rules`] decide about it in this process: either it is a conflict, which is reported with holder and remaining lease of
-//!   every such id, or an unusual state - the context's own lock, a lease that ended less than a second ago, other sharers -
-//!   and a second request writes the decision, under the condition that nothing changed.
+//!   `lockcore::engine` decides about it in this process: either it is a conflict, which is reported with holder and
+//!   remaining lease of every such id, or an unusual state - the context's own lock, a lease that ended less than a
+//!   second ago, other sharers - and a second request writes the decision, under the condition that nothing changed.
 //! - **Sharers of an id** are in a map of its item. One that joins, leaves or renews writes its own entry, under conditions
 //!   that do not depend on the others; permits of slots are in a second map, whose size the condition compares with the caller's
 //!   own limit.

@@ -25,8 +25,9 @@ const PAUSES: Exponential = Exponential { base: Duration::from_millis(10), max: 
 pub(crate) enum Written {
     /// All are done.
     Done,
-    /// None is: the conditions of these, by position, do not hold, for this is what stands there.
+    /// None is done, as the conditions of some do not hold.
     Refused {
+        /// The positions of those, each with the item that stands there.
         found: Vec<(usize, Option<Item>)>,
         /// The failure of an earlier try that may have been executed, or may still arrive.
         doubt: Option<Failure>,

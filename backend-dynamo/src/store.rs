@@ -240,7 +240,12 @@ impl Store {
     }
 
     /// Waits before a read is repeated, if that may help.
-    async fn rest_after(&self, failure: Failure, attempt: u32, deadline: Instant) -> Result<(), StoreError> {
+    pub(crate) async fn rest_after(
+        &self,
+        failure: Failure,
+        attempt: u32,
+        deadline: Instant,
+    ) -> Result<(), StoreError> {
         if failure.is_about_the_clock() && attempt == 0 {
             return Ok(());
         }

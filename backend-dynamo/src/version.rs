@@ -2,7 +2,7 @@
 
 use aws_sdk_dynamodb::{error::ProvideErrorMetadata, types::AttributeValue};
 use lockcore::{
-    BackendErrorKind, Finding, Severity,
+    BackendErrorKind, Finding,
     backend::{StoreFit, StoreVersion},
 };
 
@@ -32,15 +32,7 @@ impl Store {
 
     /// Reports the version for `doctor`.
     pub(crate) async fn version_finding(&self) -> Result<Finding, StoreError> {
-        let found = self.record().await?.unwrap_or(VERSION);
-        let StoreVersion { version, oldest_program } = found;
-        let program = self.settings.program;
-        let severity = if program.fit(Some(found)).is_ok() { Severity::Ok } else { Severity::Error };
-        let program = program.version;
-        let detail = format!(
-            "{version}, for programs of version {oldest_program} or later; this one has version {program}"
-        );
-        Ok(Finding { severity, check: "schema version", detail })
+        Ok(self.settings.program.finding(self.record().await?.unwrap_or(VERSION)))
     }
 
     /// Reads the record; `None` if there is none.

@@ -4,8 +4,6 @@ use lockcore::BackendError;
 use percent_encoding::percent_decode_str;
 use secrecy::SecretString;
 
-use crate::error::setting;
-
 /// The port that clients of etcd use by default.
 const PORT: u16 = 2379;
 
@@ -21,7 +19,7 @@ pub(crate) struct Address {
 impl Address {
     /// Parses `etcd://[USER:PASSWORD@]HOST[:PORT][,..][/PREFIX]`. No error shows more than a host: there may be a password.
     pub(crate) fn read(url: &str) -> Result<Self, BackendError> {
-        let refuse = |expected| Err(setting("url", "..", expected));
+        let refuse = |expected| Err(BackendError::bad_setting("url", "..", expected));
         // Else one cluster had several names.
         if url.trim() != url {
             return refuse("it must not begin or end with white space");
@@ -58,7 +56,7 @@ impl Address {
             member(text).ok_or_else(|| {
                 // If the `@` is missing, a password may be behind the first colon.
                 let shown = if user.is_some() { text } else { rest.split([':', '/']).next().unwrap_or("") };
-                setting("url", shown, "each host must be NAME, NAME:PORT or [IPV6]:PORT")
+                BackendError::bad_setting("url", shown, "each host must be NAME, NAME:PORT or [IPV6]:PORT")
             })
         });
         let members = members.collect::<Result<Vec<_>, _>>()?;

@@ -30,7 +30,7 @@ use tokio::{
 use crate::{
     address::Address,
     config::Settings,
-    error::{Failure, Next, setting},
+    error::{Failure, Next},
     message::{Answer, Authenticated, Header, Status, path},
 };
 
@@ -353,7 +353,8 @@ fn http(settings: &Settings) -> Result<reqwest::Client, BackendError> {
         .tcp_keepalive(Duration::from_secs(10));
     // No error of these is shown: a key may be part of it.
     if let Some(pem) = &settings.root_certificate {
-        let refused = || setting("root_certificate", "..", "it must have certificates in PEM");
+        let refused =
+            || BackendError::bad_setting("root_certificate", "..", "it must have certificates in PEM");
         let certificates = reqwest::Certificate::from_pem_bundle(pem).map_err(|_| refused())?;
         if certificates.is_empty() {
             return Err(refused());
@@ -362,7 +363,13 @@ fn http(settings: &Settings) -> Result<reqwest::Client, BackendError> {
     }
     if let Some((certificate, key)) = &settings.client_certificate {
         let pem = [certificate.as_slice(), b"\n", key].concat();
-        let refused = |_| setting("client_certificate", "..", "it must be a certificate and its key in PEM");
+        let refused = |_| {
+            BackendError::bad_setting(
+                "client_certificate",
+                "..",
+                "it must be a certificate and its key in PEM",
+            )
+        };
         builder = builder.identity(reqwest::Identity::from_pem(&pem).map_err(refused)?);
     }
     let named = match (&settings.client_certificate, &settings.root_certificate) {
@@ -370,7 +377,7 @@ fn http(settings: &Settings) -> Result<reqwest::Client, BackendError> {
         (None, Some(_)) => "root_certificate",
         (None, None) => "url",
     };
-    builder.build().map_err(|_| setting(named, "..", "TLS cannot be set up with it"))
+    builder.build().map_err(|_| BackendError::bad_setting(named, "..", "TLS cannot be set up with it"))
 }
 
 #[cfg(test)]

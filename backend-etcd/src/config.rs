@@ -4,7 +4,7 @@ use std::{fmt, marker::PhantomData, time::Duration};
 
 use lockcore::{BackendError, ContextId, Ident};
 
-use crate::{address::Address, error::setting};
+use crate::address::Address;
 
 /// Settings of an [`EtcdLockDao`](crate::EtcdLockDao), created by [`builder`](crate::EtcdLockDao::builder).
 ///
@@ -149,7 +149,7 @@ impl Settings {
 
     /// Returns the members and the place of the keys.
     pub(crate) fn address(&self) -> Result<Address, BackendError> {
-        let refuse = |key, value: &str, expected| Err(setting(key, value, expected));
+        let refuse = |key, value: &str, expected| Err(BackendError::bad_setting(key, value, expected));
         let mut address = Address::read(&self.url)?;
         if address.prefix.is_empty() {
             address.prefix = "lockcore".to_owned();

@@ -6,12 +6,6 @@ use lockcore::{BackendError, BackendErrorKind, backend::CertificateFault};
 
 use crate::message::Refusal;
 
-/// Refuses the value of a setting.
-pub(crate) fn setting(key: &str, value: &str, expected: &str) -> BackendError {
-    let value: String = value.chars().take(64).collect();
-    BackendError::new(BackendErrorKind::BadSetting, format!("{key}: {value:?} is not possible, {expected}"))
-}
-
 /// The reason why a request has no answer that can be used.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -216,12 +210,7 @@ pub(crate) fn apart(apart: u64, most: u64) -> BackendError {
 
 /// Adds the place to an error that leaves this crate before there is a DAO.
 pub(crate) fn reported(place: &str, error: BackendError) -> BackendError {
-    if error.kind() == BackendErrorKind::BadSetting {
-        return error;
-    }
-    let named = BackendError::new(error.kind(), format!("{place}: {error}"));
-    let named = if error.in_doubt() { named.possibly_done() } else { named };
-    named.with_source(error)
+    if error.kind() == BackendErrorKind::BadSetting { error } else { error.at(place) }
 }
 
 /// Returns the messages of what caused an error, each once. The error's own has nothing but the address.

@@ -295,14 +295,13 @@ impl Cell for Keys {
 
     fn findings(&self) -> Vec<Finding> {
         let (version, alarms) = self.status.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let found = |severity, check, detail: String| Finding { severity, check, detail };
-        let mut all = vec![found(Severity::Ok, "etcd", version)];
+        let mut all = vec![Finding::new(Severity::Ok, "etcd", version)];
         for alarm in alarms {
-            all.push(found(Severity::Error, "alarm", alarm.trim().to_owned()));
+            all.push(Finding::new(Severity::Error, "alarm", alarm.trim().to_owned()));
         }
         let (differ, most) = (self.client.apart(ServiceClock::now), 2 * self.spread);
         if differ > most {
-            all.push(found(
+            all.push(Finding::new(
                 Severity::Error,
                 "clocks",
                 format!("{}: two processes may hold a lock", apart(differ, most)),
@@ -310,11 +309,11 @@ impl Cell for Keys {
         }
         if self.client.is_open.load(Relaxed) {
             let what = "is off: all who reach the members can take and break locks";
-            all.push(found(Severity::Warning, "authentication", what.to_owned()));
+            all.push(Finding::new(Severity::Warning, "authentication", what.to_owned()));
         }
         if self.is_plain {
             let what = "is off, and a member is on another host: begin the URL with etcds";
-            all.push(found(Severity::Warning, "TLS", what.to_owned()));
+            all.push(Finding::new(Severity::Warning, "TLS", what.to_owned()));
         }
         all
     }

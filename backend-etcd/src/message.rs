@@ -34,7 +34,7 @@ pub(crate) struct Range {
     pub(crate) header: Header,
     #[serde(default)]
     pub(crate) kvs: Vec<Pair>,
-    /// Of the keys that there are, though they were not to be sent.
+    /// The number of keys in the range, also of those that were not to be sent.
     #[serde(default, deserialize_with = "number")]
     pub(crate) count: u64,
     #[serde(default)]

@@ -79,7 +79,7 @@ impl<I: Ident, C: ContextId> Table<I, C> {
     }
 
     pub(crate) fn findings(&self) -> Vec<Finding> {
-        let ok = |check, detail| Finding { severity: Severity::Ok, check, detail };
+        let ok = |check, detail: String| Finding::new(Severity::Ok, check, detail);
         let held: usize = self.ids.values().map(|id| id.holders.len()).sum();
         let frozen = self.ids.values().filter(|id| id.frozen).count();
         let waiting: usize = self.places.values().map(|place| place.request.claims.len()).sum();

@@ -130,7 +130,7 @@ impl<'t, I: Ident, C: ContextId> Step<'t, I, C> {
         self.note_end(id, ends, but);
     }
 
-    /// The same, unless it ends later.
+    /// Does as [`set_end`](Self::set_end), unless the lock ends later.
     pub(crate) fn extend(
         &mut self,
         id: &Target<I>,

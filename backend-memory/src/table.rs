@@ -228,7 +228,7 @@ pub(crate) fn shrink<K: Eq + Hash, V>(map: &mut HashMap<K, V, HashState>) {
     }
 }
 
-/// The same use with one holder less.
+/// Returns the use with one holder less.
 pub(crate) fn minus(mut in_use: InUse, mode: Mode) -> InUse {
     match mode {
         Mode::Exclusive => in_use.exclusive -= 1,

@@ -15,7 +15,6 @@ use object_store::{ObjectStore, memory::InMemory, path::Path};
 
 use crate::{
     bucket::{Bucket, Clock, Counts},
-    error::setting,
     seen::Rules,
 };
 
@@ -197,12 +196,11 @@ impl<I: Ident, C: ContextId> ObjectBuilder<I, C> {
     /// policies of another kind.
     #[cfg(feature = "s3")]
     pub fn iam_policy(&self) -> Result<String, BackendError> {
-        use crate::error::reported;
         let place = self.settings.place();
-        self.settings.check().map_err(|error| reported(&place, error))?;
+        self.settings.check().map_err(|error| error.at(&place))?;
         let Location::S3(bucket) = &self.settings.place else {
             let expected = "only S3 has such a policy";
-            return Err(reported(&place, setting("bucket", &place, expected)));
+            return Err(BackendError::bad_setting("bucket", &place, expected).at(&place));
         };
         let folder = literal(self.settings.folder().as_ref());
         let policy = serde_json::json!({
@@ -330,7 +328,7 @@ impl Settings {
     }
 
     pub(crate) fn check(&self) -> Result<(), BackendError> {
-        let refuse = |key, value: &str, expected| Err(setting(key, value, expected));
+        let refuse = |key, value: &str, expected| Err(BackendError::bad_setting(key, value, expected));
         let is_name = |name: &str| !name.is_empty() && name.len() <= 255 && !name.contains('/');
         let bucket: Option<&String> = match &self.place {
             Location::Unset => return refuse("bucket", "", "one of s3, gcs, azure and store has to be set"),
@@ -439,7 +437,7 @@ impl Settings {
                 (made(builder.build())?, Clock::Dated(dated.clock), address)
             }
             Location::Unset => {
-                return Err(setting("bucket", "", "one has to be set"));
+                return Err(BackendError::bad_setting("bucket", "", "one has to be set"));
             }
         };
         let mut hasher = DefaultHasher::new();
@@ -525,7 +523,7 @@ fn literal(name: &str) -> String {
 #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
 fn option<K: std::str::FromStr>(key: &str) -> Result<K, BackendError> {
     let expected = "it must be an option of the service";
-    key.parse().map_err(|_| setting("option", key, expected))
+    key.parse().map_err(|_| BackendError::bad_setting("option", key, expected))
 }
 
 #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]

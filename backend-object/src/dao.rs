@@ -9,7 +9,7 @@ use lockcore::{
 use lockcore_cell::{CellLockDao, CellSettings};
 use uuid::Uuid;
 
-use crate::{bucket::Bucket, config::ObjectBuilder, error};
+use crate::{bucket::Bucket, config::ObjectBuilder};
 
 /// Locks in a bucket; see the [crate](crate).
 pub struct ObjectLockDao<I = String, C = Uuid>(CellLockDao<Bucket, I, C>);
@@ -77,7 +77,7 @@ impl<I: Ident, C: ContextId> ObjectBuilder<I, C> {
     async fn bucket(self) -> Result<Bucket, BackendError> {
         let settings = self.settings;
         let place = settings.place();
-        let report = |error| error::reported(&place, error);
+        let report = |error: BackendError| error.at(&place);
         settings.check().map_err(report)?;
         // On the library's runtime, as all requests are: a caller needs none.
         let made = shared_runtime().spawn(async move { settings.bucket().await }).await;

@@ -4,12 +4,6 @@ use std::error::Error;
 
 use lockcore::{BackendError, BackendErrorKind};
 
-/// Refuses the value of a setting.
-pub(crate) fn setting(key: &str, value: &str, expected: &str) -> BackendError {
-    let value: String = value.chars().take(64).collect();
-    BackendError::new(BackendErrorKind::BadSetting, format!("{key}: {value:?} is not possible, {expected}"))
-}
-
 /// Reports a setting that is not given and has no default.
 #[cfg(feature = "s3")]
 pub(crate) fn missing(key: &str, expected: &str) -> BackendError {
@@ -96,13 +90,6 @@ pub(crate) fn of_settings(error: &object_store::Error) -> BackendError {
 pub(crate) fn no_time() -> BackendError {
     let what = "no response had the service's time: it must have a Date and an id of the request";
     BackendError::new(BackendErrorKind::Unavailable, what)
-}
-
-/// Adds the place to an error that leaves this crate before there is a DAO.
-pub(crate) fn reported(place: &str, error: BackendError) -> BackendError {
-    let named = BackendError::new(error.kind(), format!("{place}: {error}"));
-    let named = if error.in_doubt() { named.possibly_done() } else { named };
-    named.with_source(error)
 }
 
 /// Returns the messages of an error and of what caused it, each once, on one line that is not too long for a log.

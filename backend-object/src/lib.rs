@@ -29,8 +29,9 @@
 //!
 //! # What to know
 //! - Leases are 10 s at least, 30 s on Google's store and Cloudflare's R2, which take one write a second and object.
-//! - The table has 1 MiB at most, some thousand grants, and up to 4 MiB where hundreds of waiters are granted together; what would make
-//!   it larger is refused with [`Busy`](lockcore::BackendErrorKind::Busy), and a set that fits into no table for good.
+//! - A request after which the table would be longer than 768 KiB, some thousand grants, is refused with
+//!   [`Busy`](lockcore::BackendErrorKind::Busy), and for good if its set fits into no table. A request of a caller
+//!   that holds locks already has room up to 1 MiB, and a release that grants hundreds of waiters may write a few MiB.
 //! - A store that ignores the conditions of writes is refused when it is opened.
 //! - A bucket that keeps versions keeps each version of the table: give it a lifecycle rule that deletes noncurrent versions
 //!   below the prefix. Object lock should not be on: it keeps them all.

@@ -42,9 +42,8 @@ impl Unreachable {
     pub(crate) fn explain(self, error: BackendError) -> BackendError {
         let cause = error.to_string();
         let cause = cause.strip_prefix("redis: ").unwrap_or(&cause);
-        let explained = BackendError::new(error.kind(), format!("redis: {self}: {cause}"));
-        let explained = if error.in_doubt() { explained.possibly_done() } else { explained };
-        explained.with_source(error)
+        let message = format!("redis: {self}: {cause}");
+        error.with_message(message)
     }
 }
 

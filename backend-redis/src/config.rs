@@ -60,12 +60,12 @@ pub(crate) struct Replicas {
 /// The verification of a server's certificate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum TlsVerify {
-    /// That a trusted authority issued it, for the host of the URL.
+    /// A trusted authority has to have issued it, for the host of the URL.
     #[default]
     Full,
-    /// That a trusted authority issued it, for whatever name: for nodes of a cluster that announce addresses, and providers whose
-    /// certificates have other names. Give the authority as [`root_certificate`](RedisBuilder::root_certificate): any certificate
-    /// of a public one is accepted otherwise. Not with sentinels.
+    /// A trusted authority has to have issued it, for any name: for nodes of a cluster that announce addresses, and
+    /// providers whose certificates have other names. Give the authority as
+    /// [`root_certificate`](RedisBuilder::root_certificate): any certificate of a public one is accepted otherwise. Not with sentinels.
     Ca,
     /// Nothing: any server may be the one that answers, and read the password. For providers with self-signed certificates.
     None,

@@ -54,7 +54,7 @@ pub(crate) async fn examine(session: &Session) -> Result<Vec<Finding>, BackendEr
     let mut findings = match session.command(info_of_all()).await {
         Ok(reply) => Infos::read(reply).findings(),
         Err(error) if error.kind() == BackendErrorKind::Denied => {
-            vec![finding(Severity::Warning, "server", format!("cannot be looked at: {error}"))]
+            vec![Finding::new(Severity::Warning, "server", format!("cannot be looked at: {error}"))]
         }
         Err(error) => return Err(error),
     };
@@ -73,7 +73,7 @@ async fn waking(session: &Session) -> Finding {
         Ok(since) => (Severity::Ok, format!("listening for {}s", since.as_secs())),
         Err(error) => (Severity::Error, format!("not listening, so that calls cannot wait: {error}")),
     };
-    finding(severity, "waking", detail)
+    Finding::new(severity, "waking", detail)
 }
 
 /// The sections one by one: a server that is asked for several answers with none before 7.0.
@@ -98,7 +98,7 @@ async fn clock(session: &Session) -> Result<Finding, BackendError> {
         _ => format!("{}s behind this host's", ahead.unsigned_abs()),
     };
     let detail = format!("{apart}, asked in {took:.1?}; leases do not depend on it");
-    Ok(finding(severity, "clock", detail))
+    Ok(Finding::new(severity, "clock", detail))
 }
 
 impl Infos {
@@ -158,7 +158,7 @@ impl Info {
         let mut numbers = version.split('.').map(|number| number.parse().unwrap_or(0));
         let known = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
         let old = !version.is_empty() && known < OLDEST;
-        finding(
+        Finding::new(
             if old { Severity::Error } else { Severity::Ok },
             "version",
             format!("{version}, {}.{} or later is needed", OLDEST.0, OLDEST.1),
@@ -167,10 +167,12 @@ impl Info {
 
     fn role(&self) -> Finding {
         match self.get("role") {
-            "slave" => {
-                finding(Severity::Error, ROLE, "a replica, which takes no locks: name its master".to_owned())
-            }
-            role => finding(Severity::Ok, ROLE, role.to_owned()),
+            "slave" => Finding::new(
+                Severity::Error,
+                ROLE,
+                "a replica, which takes no locks: name its master".to_owned(),
+            ),
+            role => Finding::new(Severity::Ok, ROLE, role.to_owned()),
         }
     }
 
@@ -186,7 +188,7 @@ impl Info {
             }
             _ => (Severity::Warning, format!("{policy}, without a limit yet: {advice}")),
         };
-        finding(severity, "eviction", detail)
+        Finding::new(severity, "eviction", detail)
     }
 
     fn persistence(&self) -> Finding {
@@ -197,14 +199,14 @@ impl Info {
                 "no append-only file: a restart loses all locks, so set appendonly yes; fences go on from the clock",
             ),
         };
-        finding(severity, "persistence", detail.to_owned())
+        Finding::new(severity, "persistence", detail.to_owned())
     }
 
     fn replicas(&self) -> Finding {
         let count = self.get("connected_slaves");
         match count {
-            "" | "0" => finding(Severity::Ok, "replicas", "none".to_owned()),
-            _ => finding(
+            "" | "0" => Finding::new(Severity::Ok, "replicas", "none".to_owned()),
+            _ => Finding::new(
                 Severity::Warning,
                 "replicas",
                 format!(
@@ -213,8 +215,4 @@ impl Info {
             ),
         }
     }
-}
-
-fn finding(severity: Severity, check: &'static str, detail: String) -> Finding {
-    Finding { severity, check, detail }
 }

@@ -47,7 +47,7 @@ pub(crate) struct Inbox {
     closed: AtomicBool,
     /// The connection to a node of a cluster was lost since the channel was last subscribed to.
     unsubscribed: AtomicBool,
-    /// The same since all waiters last repeated their requests: messages may have been missed.
+    /// Such a connection was lost since all waiters last repeated their requests: messages may have been missed.
     pub(crate) missed: AtomicBool,
     polls: Mutex<Polls>,
     /// Notified when an id has to be polled earlier than planned, or the connection is closed.

@@ -58,7 +58,7 @@ impl Scripts {
         Self::from_source(Cow::Borrowed(&SOURCE), namespace)
     }
 
-    /// The same script by a clock that tests set: ahead of the server's by so much, and by what is
+    /// Returns the script with a clock that tests set: ahead of the server's by so much, and by what is
     /// [set forward](Self::advance).
     #[cfg(feature = "testing")]
     pub(crate) fn by_test_clock(ahead: Duration, namespace: &str) -> Self {

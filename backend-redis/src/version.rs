@@ -1,7 +1,7 @@
 //! The version of a namespace's keys, and of the programs that may use them.
 
 use lockcore::{
-    BackendError, BackendErrorKind, Finding, Severity,
+    BackendError, BackendErrorKind, Finding,
     backend::{ProgramTooOld, StoreFit, StoreVersion},
 };
 use redis::{Value, from_redis_value};
@@ -46,14 +46,7 @@ pub(crate) async fn finding(
     scripts: &Scripts,
     program: StoreVersion,
 ) -> Result<Finding, BackendError> {
-    let found = parse(&read(session, scripts).await?)?;
-    let StoreVersion { version, oldest_program } = found;
-    let severity = if program.fit(Some(found)).is_ok() { Severity::Ok } else { Severity::Error };
-    let program = program.version;
-    let detail = format!(
-        "{version}, for programs of version {oldest_program} or later; this one has version {program}"
-    );
-    Ok(Finding { severity, check: "schema version", detail })
+    Ok(program.finding(parse(&read(session, scripts).await?)?))
 }
 
 async fn read(session: &Session, scripts: &Scripts) -> Result<String, BackendError> {

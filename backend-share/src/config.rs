@@ -5,8 +5,6 @@ use std::{fmt, marker::PhantomData, path::PathBuf, time::Duration};
 use lockcore::{BackendError, ContextId, Ident};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-use crate::error::setting;
-
 /// The characters that are written in another way in the name of a namespace's folder. Capitals, too: to some file systems they are the
 /// same as small letters.
 const OTHERS: AsciiSet = {
@@ -135,7 +133,7 @@ impl Settings {
     }
 
     pub(crate) fn check(&self) -> Result<(), BackendError> {
-        let refuse = |key, value: &str, expected| Err(setting(key, value, expected));
+        let refuse = |key, value: &str, expected| Err(BackendError::bad_setting(key, value, expected));
         if self.folder.as_os_str().is_empty() || self.folder.as_os_str().as_encoded_bytes().contains(&0) {
             return refuse("folder", &self.folder.to_string_lossy(), "it has to be a path");
         }

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::{
     cells::{Files, on_a_thread},
     config::{Settings, ShareBuilder},
-    error::{failed, reported},
+    error::failed,
     folder::Folder,
 };
 
@@ -44,7 +44,7 @@ impl<I: Ident, C: ContextId> ShareBuilder<I, C> {
     pub async fn open(self) -> Result<ShareLockDao<I, C>, BackendError> {
         let (place, timeout) = (self.settings.place(), self.settings.timeout);
         let capabilities = self.settings.capabilities();
-        let files = opened(self.settings).await.map_err(|error| reported(&place, error))?;
+        let files = opened(self.settings).await.map_err(|error| error.at(&place))?;
         // Another for each: who mounts the folder by another way, or read-only, is to know it when it is opened.
         let way = unique_name();
         let settings = CellSettings { place, way, timeout, capabilities };

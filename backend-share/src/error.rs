@@ -13,12 +13,6 @@ use crate::{
     file::{Written, temporary},
 };
 
-/// Refuses the value of a setting.
-pub(crate) fn setting(key: &str, value: &str, expected: &str) -> BackendError {
-    let value: String = value.chars().take(64).collect();
-    BackendError::new(BackendErrorKind::BadSetting, format!("{key}: {value:?} is not possible, {expected}"))
-}
-
 /// Reports that an operation on a file failed. Nothing was written, unless the caller says otherwise.
 pub(crate) fn failed(what: &str, path: &Path, error: io::Error) -> BackendError {
     let kind = match (Errno::from_io_error(&error), error.kind()) {
@@ -58,11 +52,4 @@ pub(crate) fn not_linked(written: &Written, path: &Path, error: io::Error) -> Ba
 
 pub(crate) fn timed_out(timeout: std::time::Duration) -> BackendError {
     BackendError::new(BackendErrorKind::Timeout, format!("the file system did not answer within {timeout:?}"))
-}
-
-/// Adds the place to an error that leaves this crate before there is a DAO.
-pub(crate) fn reported(place: &str, error: BackendError) -> BackendError {
-    let named = BackendError::new(error.kind(), format!("{place}: {error}"));
-    let named = if error.in_doubt() { named.possibly_done() } else { named };
-    named.with_source(error)
 }

@@ -65,6 +65,7 @@ mod kind;
 #[cfg(test)]
 mod rules_tests;
 #[cfg(test)]
+#[path = "simulated_tests.rs"]
 mod simulated;
 
 #[cfg(feature = "testing")]

@@ -4,7 +4,10 @@ use std::{
     io::{self, BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
     thread,
+    time::SystemTime,
 };
+
+use aws_sdk_dynamodb::primitives::{DateTime, DateTimeFormat};
 
 /// Serves on threads of its own until the process ends; gives its endpoint.
 pub(crate) fn start() -> io::Result<String> {
@@ -40,11 +43,14 @@ fn serve(client: TcpStream) -> io::Result<()> {
         }
         body.resize(length, 0);
         requests.read_exact(&mut body)?;
-        // The date is what our clock goes by; it may stand still.
-        answers.write_all(
-            b"HTTP/1.1 200 OK\r\ndate: Fri, 20 Nov 2026 12:00:00 GMT\r\ncontent-type: application/x-amz-json-1.0\r\n\
+        // The date is what our clock goes by: if it stood still, each request would be preceded by a read.
+        let date =
+            DateTime::from(SystemTime::now()).fmt(DateTimeFormat::HttpDate).map_err(io::Error::other)?;
+        let head = format!(
+            "HTTP/1.1 200 OK\r\ndate: {date}\r\ncontent-type: application/x-amz-json-1.0\r\n\
               x-amzn-requestid: stub\r\n\
-              content-length: 2\r\n\r\n{}",
-        )?;
+              content-length: 2\r\n\r\n{{}}"
+        );
+        answers.write_all(head.as_bytes())?;
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     error::StoreError,
     step::{Request, Step, Verdict},
     store::{Prepared, Store, hosted},
-    table::MAX_BYTES,
+    table::{Claim, MAX_BYTES, MAX_BYTES_NESTED},
     takeover::Scope,
 };
 
@@ -19,7 +19,12 @@ impl<C: Cell> Store<C> {
     /// withdrawal of its attempt might outlast the tombstone.
     pub(crate) async fn acquire(self: &Arc<Self>, request: &Arc<Request>) -> Result<Verdict, StoreError> {
         let (scope, begun) = (Scope::of(request), Moment::now());
-        let parts = self.parts(request.ids());
+        let (parts, most) = (self.parts(request.ids()), self.most(request));
+        // Before a step finds as many that are free.
+        let permits = request.claims.iter().map(Claim::bytes_of_permits).sum::<usize>();
+        if permits > 2 * MAX_BYTES_NESTED {
+            return Err(StoreError::TooLarge { bytes: permits, max: most });
+        }
         // A set whose cells are not known is free, as a rule: nothing is read for that.
         let mut is_first = self.is_apart() && self.known(&parts).is_none();
         loop {
@@ -28,7 +33,8 @@ impl<C: Cell> Store<C> {
                 false => self.prepared(&scope).await?,
             };
             let asked = request.clone();
-            let verdict = match self.submit(parts.clone(), true, move |step| step.acquire(&asked)).await {
+            let verdict = match self.submit_up_to(most, parts.clone(), move |step| step.acquire(&asked)).await
+            {
                 Err(full @ StoreError::Full { in_doubt: false, .. }) => {
                     // In a box, as it is seldom needed: it would be a part of every caller's future.
                     Box::pin(self.acquire_without_room(request, full)).await?
@@ -59,24 +65,31 @@ impl<C: Cell> Store<C> {
         full: StoreError,
     ) -> Result<Verdict, StoreError> {
         let (store, asked, parts) = (self.clone(), request.clone(), self.parts(request.ids()));
+        // The driver has looked at the parts for this request.
         let decided = async move {
-            // The driver has looked at the parts for this request.
-            let parts = store.parts(asked.ids());
-            let decided = store.by(&parts, |step| (step.knows(&asked), step.acquire(&asked))).await?;
-            if decided.0 && store.is_apart() {
-                store.begin().await?;
+            if store.view(&parts).table.is_new(&asked) {
+                return Ok::<_, StoreError>(None);
             }
-            Ok(decided)
+            let (is_known, verdict) =
+                store.by(&parts, |step| (step.knows(&asked), step.acquire(&asked))).await?;
+            // Its grant is of the session whose cell is there now.
+            let session = if is_known && store.is_apart() { Some(store.begin().await?) } else { None };
+            Ok(Some((is_known, verdict, session)))
         };
-        let (is_known, verdict) = hosted(decided).await?;
+        let Some((is_known, verdict, session)) = hosted(decided).await? else {
+            return Err(self.or_never(full, request));
+        };
         match verdict {
             Verdict::Refused(_) | Verdict::Withdrawn => return Ok(verdict),
             Verdict::Granted(_) | Verdict::Queued(_) if !is_known => return Err(self.or_never(full, request)),
             Verdict::Granted(_) | Verdict::Queued(_) => {}
         }
         let asked = request.clone();
-        let again = move |step: &mut Step<'_>| step.knows(&asked).then(|| step.acquire(&asked));
-        match self.submit(parts, false, again).await {
+        let again = move |step: &mut Step<'_>| {
+            let is_begun = session.as_ref().is_none_or(|session| step.session == session);
+            (is_begun && step.knows(&asked)).then(|| step.acquire(&asked))
+        };
+        match self.submit(self.parts(request.ids()), again).await {
             // Its place stays as it is.
             Err(StoreError::Full { in_doubt: false, .. }) if matches!(verdict, Verdict::Queued(_)) => {
                 Ok(verdict)
@@ -85,12 +98,20 @@ impl<C: Cell> Store<C> {
         }
     }
 
+    /// Returns the bytes that each cell may have after a request.
+    fn most(&self, request: &Request) -> usize {
+        let most = if request.nested { MAX_BYTES_NESTED } else { MAX_BYTES };
+        most.min(self.cell.most_bytes())
+    }
+
     /// Returns the error of a set that was not taken, and whether it never will be: then waiting for room would never end.
     fn or_never(&self, full: StoreError, request: &Request) -> StoreError {
-        let most = self.cell.most_bytes();
         let (bytes, max) = match self.is_apart() {
-            true => (request.claims.chunks(1).map(|claim| request.size_alone(claim)).sum(), most),
-            false => (request.size_alone(&request.claims), MAX_BYTES.min(most)),
+            true => (
+                request.claims.chunks(1).map(|claim| request.size_alone(claim)).sum(),
+                self.cell.most_bytes(),
+            ),
+            false => (request.size_alone(&request.claims), self.most(request)),
         };
         if bytes > max { StoreError::TooLarge { bytes, max } } else { full }
     }

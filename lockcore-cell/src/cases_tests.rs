@@ -1,7 +1,8 @@
-//! What an attack broke once, in virtual time: whole services over cells in memory, with the latencies of a bucket.
+//! Cases that an attack broke once, in virtual time: whole services over cells in memory, with the latencies of a bucket.
 
 pub(crate) mod cells;
 mod clock;
+mod full;
 mod renewing;
 mod resting;
 mod sessions;

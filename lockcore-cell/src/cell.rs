@@ -42,7 +42,7 @@ pub struct Change<V> {
 pub struct CellPage {
     /// The names, with when each was written last: in microseconds since 1970, by the clock that [`Cell::now`] reports.
     pub cells: Vec<(String, u64)>,
-    /// Whether there are cells behind the last one.
+    /// Set if there are cells behind the last one.
     pub more: bool,
 }
 
@@ -62,7 +62,9 @@ pub struct CellPage {
 ///   it, and reads and closes before a step for its own `timeout` at most. It repeats what [may pass by itself](BackendError::is_retryable) within its own `timeout`.
 /// - **Dropping.** A future may be dropped at any point. A write that was sent by then may still be done.
 ///
-/// Names consist of ASCII letters, digits and `/`. A cell has at most one mebibyte, but for a table whose waiters are granted all together: at most four.
+/// Names consist of ASCII letters, digits and `/`. A request makes no cell longer than 1 MiB, or than
+/// [`most_bytes`](Self::most_bytes) if that is less, and the cell of a session has about 1 MiB at most. A release that
+/// grants hundreds of waiters may make a table a few MiB long.
 pub trait Cell: fmt::Debug + Send + Sync + 'static {
     /// The version of a cell, as the store names it.
     type Version: Clone + fmt::Debug + Send + Sync + 'static;

@@ -39,10 +39,10 @@ pub struct CellLockDao<L: Cell, I = String, C = Uuid> {
 /// The settings of a [`CellLockDao`], which an adapter fills in.
 #[derive(Clone, Debug)]
 pub struct CellSettings {
-    /// What messages name: the store and the namespace, without secrets.
+    /// The name of the store and the namespace in messages, without secrets.
     pub place: String,
-    /// What tells the way to the store from others, without secrets: its address, and the place in it. A namespace that was seen to
-    /// keep conditions on this way is not probed again; a copy of it elsewhere, or one behind a proxy, is.
+    /// The name of the way to the store, without secrets: its address, and the place in it. A namespace that was seen
+    /// to keep conditions on this way is not probed again; a copy of it elsewhere, or one behind a proxy, is.
     pub way: String,
     /// The time for one step with all its tries.
     pub timeout: Duration,
@@ -88,7 +88,7 @@ impl<L: Cell, I: Ident, C: ContextId> CellLockDao<L, I, C> {
                 if opened.is_apart() {
                     let way = opened.way.clone();
                     let note = move |step: &mut Step<'_>| step.table.probed.clone_from(&way);
-                    opened.submit(rest.to_vec(), false, note).await?;
+                    opened.submit(rest.to_vec(), note).await?;
                 }
             }
             Ok(opened)
@@ -157,7 +157,7 @@ impl<L: Cell, I: Ident, C: ContextId> CellLockDao<L, I, C> {
         let store = self.store.clone();
         let released = async move {
             store.table_with(&hold, |_| true).await?;
-            store.submit(store.parts(hold.ids()), false, move |step| step.release(&hold)).await
+            store.submit(store.parts(hold.ids()), move |step| step.release(&hold)).await
         };
         hosted(released).await
     }
@@ -226,7 +226,7 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
         store.waiters.remove(&stored.attempt);
         let parts = store.parts(stored.ids());
         let (is_apart, withdrawn) = (store.is_apart() && parts.len() > 1, stored.clone());
-        let held = match store.submit(parts, false, move |step| step.withdraw(&withdrawn, how)).await {
+        let held = match store.submit(parts, move |step| step.withdraw(&withdrawn, how)).await {
             // Also if it were to be kept: what is granted meanwhile is undone.
             Err(error) if is_apart && error.is_of_some() => {
                 store.undo_each(&stored, error.is_of_content()).await.map(|()| None)
@@ -277,7 +277,7 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
             self.store.prepared(&Scope { ids: vec![id.clone()], shows: true, ..Scope::default() }).await,
         )?;
         let parts = self.store.parts([&id]);
-        Ok(self.report(self.store.submit(parts, false, move |step| admin::inspect(step, &id)).await)?.typed())
+        Ok(self.report(self.store.submit(parts, move |step| admin::inspect(step, &id)).await)?.typed())
     }
 
     async fn break_lock(
@@ -295,14 +295,14 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
             return self.report(Err(error));
         }
         let parts = self.store.parts([&id]);
-        let broken = self.store.submit(parts, false, move |step| step.break_lock(&id, fence, how, &by)).await;
+        let broken = self.store.submit(parts, move |step| step.break_lock(&id, fence, how, &by)).await;
         self.report(broken)
     }
 
     async fn freeze(&self, target: &Target<I>, frozen: bool) -> Result<(), BackendError> {
         let id = target.stored().into_owned();
         let parts = self.store.parts([&id]);
-        self.report(self.store.submit(parts, false, move |step| step.freeze(&id, frozen)).await)
+        self.report(self.store.submit(parts, move |step| step.freeze(&id, frozen)).await)
     }
 
     async fn sweep(&self, batch: usize, unless_within: Option<Duration>) -> Result<Swept, BackendError> {

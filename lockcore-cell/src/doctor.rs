@@ -12,31 +12,23 @@ const LARGE: usize = MAX_BYTES / 4;
 /// Looks at the store.
 pub(crate) async fn examine<C: Cell>(store: &Arc<Store<C>>) -> Result<Vec<Finding>, StoreError> {
     probe::has_conditional_writes(&store.cell).await?;
-    let mut findings = vec![Finding {
-        severity: Severity::Ok,
-        check: "conditional writes",
-        detail: "a write is refused where its condition does not hold".to_owned(),
-    }];
+    let refused = "a write is refused where its condition does not hold";
+    let mut findings = vec![Finding::new(Severity::Ok, "conditional writes", refused)];
     let now = store.cell.now().await?;
-    findings.push(Finding {
-        severity: Severity::Ok,
-        check: "service's time",
-        detail: format!("known to {} ms", (now.hi - now.lo) / 1000),
-    });
+    let known = format!("known to {} ms", (now.hi - now.lo) / 1000);
+    findings.push(Finding::new(Severity::Ok, "service's time", known));
     let size = |step: &mut crate::step::Step<'_>| {
         let waiters = step.table.places.len();
         (step.table.write().len(), step.table.grants.len(), waiters)
     };
     let rest = Part::rest();
     if !store.is_apart() {
-        let (bytes, grants, waiters) = store.submit(vec![rest.clone()], false, size).await?;
-        findings.push(Finding {
-            severity: if bytes < LARGE { Severity::Ok } else { Severity::Warning },
-            check: "size of the table",
-            detail: format!(
-                "{bytes} bytes of at most {MAX_BYTES}, for {grants} grants and {waiters} waiters: each step writes all of it"
-            ),
-        });
+        let (bytes, grants, waiters) = store.submit(vec![rest.clone()], size).await?;
+        let severity = if bytes < LARGE { Severity::Ok } else { Severity::Warning };
+        let detail = format!(
+            "{bytes} bytes of at most {MAX_BYTES}, for {grants} grants and {waiters} waiters: each step writes all of it"
+        );
+        findings.push(Finding::new(severity, "size of the table", detail));
     }
     // A response without content says nothing of rules.
     store.cell.read(rest.name(), None).await?;

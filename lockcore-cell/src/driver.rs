@@ -22,7 +22,7 @@ use crate::{
     queue::{Batch, Job, Rests, answer_longest, can_go, groups, has_groups, parts_of},
     step::{Step, micros},
     store::Store,
-    table::{MAX_BYTES, Stamp, Table, Write},
+    table::{Stamp, Table, Write},
 };
 
 /// The pause after a shared write, as a share of how long it took.
@@ -36,15 +36,23 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 pub(crate) const WRITES_KEPT: u64 = 120_000_000;
 
 impl<C: Cell> Store<C> {
-    /// Carries out a step on these parts, after which they may be longer if it `grows`. It is carried out though the caller is
-    /// dropped.
+    /// Carries out a step on these parts that makes them hardly longer. It is carried out though the caller is dropped.
     pub(crate) async fn submit<T: Send + 'static>(
         self: &Arc<Self>,
         parts: Vec<Part>,
-        grows: bool,
         apply: impl FnMut(&mut Step<'_>) -> T + Send + 'static,
     ) -> Result<T, StoreError> {
-        let answered = self.queue.add(parts, grows, apply);
+        self.submit_up_to(usize::MAX, parts, apply).await
+    }
+
+    /// Carries out a step on these parts, after which each may have `most` bytes.
+    pub(crate) async fn submit_up_to<T: Send + 'static>(
+        self: &Arc<Self>,
+        most: usize,
+        parts: Vec<Part>,
+        apply: impl FnMut(&mut Step<'_>) -> T + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let answered = self.queue.add(parts, most, apply);
         self.drive();
         answered.await.unwrap_or(Err(StoreError::Ended))
     }
@@ -194,7 +202,7 @@ impl<C: Cell> Store<C> {
             after = self.apply(&known.table, batch, number, own).await?;
         }
         // Not while an earlier write may still arrive, which may have another answer: this one keeps it out.
-        let After { now, table, is_new, grows, .. } = after;
+        let After { now, table, is_new, .. } = after;
         let is_same = !is_new && known.has_whole_places(own);
         if is_same && !tries.in_doubt {
             self.notify(&parts).await;
@@ -202,12 +210,16 @@ impl<C: Cell> Store<C> {
         }
         let (mut tables, mut changes) = (Vec::new(), Vec::new());
         let (mut bytes, mut longest, mut at_longest, most) = (0, 0, 0, self.cell.most_bytes());
+        let of_growing = batch.iter().filter(|job| job.grows()).map(|job| job.most()).min();
+        let (grows, most_of_one) = (of_growing.is_some(), of_growing.unwrap_or(usize::MAX));
         for (part, at, mut table) in known.split(table, own) {
             self.sign(&mut table, &stamp, now);
             let content = table.write();
-            bytes += content.len();
-            if content.len() > longest {
-                (longest, at_longest) = (content.len(), tables.len());
+            // The permits that waiters will hold have their room already.
+            let length = content.len() + if grows { table.reserved() } else { 0 };
+            bytes += length;
+            if length > longest {
+                (longest, at_longest) = (length, tables.len());
             }
             tables.push((part.clone(), table));
             changes.push(Change { name: part.name().to_owned(), at: at.cloned(), content: content.into() });
@@ -216,7 +228,7 @@ impl<C: Cell> Store<C> {
                 break;
             }
         }
-        if (longest > MAX_BYTES || bytes > most) && !is_same {
+        if (longest > most_of_one || bytes > most) && !is_same {
             // With less beside it, as far as that goes.
             tries.alone = true;
             let others = parts.len() > parts_of(batch).len();
@@ -227,8 +239,7 @@ impl<C: Cell> Store<C> {
                 // Others may have left since then.
                 return Ok(Tried::Refused);
             }
-            let most_of_one = MAX_BYTES.min(most);
-            let is_long = (longest > most_of_one).then(|| &tables[at_longest].0);
+            let is_long = (longest > most_of_one).then(|| (&tables[at_longest].0, longest));
             let going = can_go(batch, is_long, bytes > most && parts.len() > 1);
             let (bytes, max) = if is_long.is_some() { (longest, most_of_one) } else { (bytes, most) };
             let full = StoreError::Full { bytes, max, in_doubt: tries.in_doubt };
@@ -301,14 +312,12 @@ impl<C: Cell> Store<C> {
         let (before, mut table, sessions) = (table, table.clone(), self.sessions.all());
         let mut step = Step::new(&mut table, &sessions, now, self.cell.least_fence(now), own);
         step.fences = self.is_apart().then_some(&self.fences);
-        let mut grows = false;
         for job in batch {
-            grows |= job.grows();
             job.apply(&mut step, number);
         }
         let more = if step.missing.is_empty() { Vec::new() } else { self.parts(&step.missing) };
         let is_new = step.is_written || table != *before;
-        Ok(After { now, table, is_new, grows, more })
+        Ok(After { now, table, is_new, more })
     }
 }
 
@@ -329,8 +338,6 @@ struct After {
     table: Table,
     /// Set if it has to be written.
     is_new: bool,
-    /// Set if a step may have made it longer.
-    grows: bool,
     /// The parts to look at in order to serve all who wait.
     more: Vec<Part>,
 }

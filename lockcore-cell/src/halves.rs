@@ -78,7 +78,7 @@ impl<C: Cell> Store<C> {
     ) -> Result<(), StoreError> {
         let steps = request.claims.iter().map(|claim| {
             let (alone, apply) = (Request { claims: vec![claim.clone()], ..request.clone() }, apply.clone());
-            self.submit(self.parts(alone.ids()), false, move |step| apply(step, &alone))
+            self.submit(self.parts(alone.ids()), move |step| apply(step, &alone))
         });
         join_all(steps).await.into_iter().find_map(Result::err).map_or(Ok(()), Err)
     }

@@ -56,6 +56,10 @@ fn the_highest_numbers_make_no_step_panic() {
         (r#""lease":10000000"#, r#""lease":18446744073709551615"#),
         (r#""permits":1,"limit":2"#, r#""permits":4294967295,"limit":4294967295"#),
         (r#""77":1795000009000000"#, r#""77":18446744073709551615"#),
+        // One below what could not be read any more, if that were the same for ever.
+        (r#""ticket":9"#, r#""ticket":9223372036854775806"#),
+        (r#""8":{"#, r#""9223372036854775806":{"#),
+        (r#""high":1795000000000007"#, r#""high":9223372036854775806"#),
     ] {
         let text = TABLE.replace(usual, highest);
         assert_ne!(text, TABLE, "{usual}");

@@ -29,9 +29,13 @@
 //!   frees it.
 //!
 //! # Limits
-//! - The table has 1 MiB at most, some thousand grants, and up to 4 MiB where hundreds of waiters are granted together; what would make
-//!   it larger is refused with [`Busy`](lockcore::BackendErrorKind::Busy), and a set that fits into no table for good. Where each id has a cell,
-//!   a request whose place would be too long for a write waits without one.
+//! - A request after which the table would be longer than 768 KiB, some thousand grants, is refused with
+//!   [`Busy`](lockcore::BackendErrorKind::Busy), and for good if its set fits into no table. A request of a caller
+//!   that holds locks already has room up to 1 MiB. No other step is refused for its length: a release that grants
+//!   hundreds of waiters may write a few MiB.
+//! - Where each id has a cell, that is the limit of each of them, and [`most_bytes`](Cell::most_bytes) the limit of
+//!   all in one write. A request whose place would be too long for a write waits without one. A release, a renewal or
+//!   a withdrawal that is too long is made in several.
 //! - If the table is removed its locks vanish; each holder learns it from its next renewal. Fences go on above the store's time.
 //! - A process that waits writes its session each 1.2 s, and where each id has a cell each process that locks writes it once. None removes
 //!   it when it ends: a sweep collects sessions some hours later.

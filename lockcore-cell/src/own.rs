@@ -30,7 +30,8 @@ struct State {
     name: String,
     /// The last heartbeat; `None`: there is no cell yet.
     last: Option<Moment>,
-    /// What the service renews, by fence. It asks each third of a lease: what it has not asked for within half of one is to end.
+    /// The grants that the service renews, by fence. It asks each third of a lease: one that it has not asked for
+    /// within half a lease is to end.
     renewed: BTreeMap<u64, Renewed>,
 }
 

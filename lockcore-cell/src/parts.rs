@@ -61,7 +61,7 @@ impl Part {
     }
 }
 
-/// What is known of some parts.
+/// Some parts, as far as they are known.
 pub(crate) struct View<V> {
     pub(crate) parts: Vec<(Part, Option<Arc<Known<V>>>)>,
     /// The table of all of them.

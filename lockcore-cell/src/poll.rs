@@ -123,7 +123,7 @@ impl<C: Cell> Store<C> {
     async fn take_over_for_waiters(self: &Arc<Self>) -> Infallible {
         loop {
             self.looked.notified().await;
-            // What fails now is tried after the next look.
+            // A takeover that fails now is tried after the next look.
             let _ = self.take_over().await;
         }
     }
@@ -209,7 +209,7 @@ impl<C: Cell> Store<C> {
         let (own, _) = self.own.name();
         let step = Step::new(&mut table, &sessions, now, 0, &own);
         match step.has_ended(&scope) {
-            true => self.submit(parts.to_vec(), false, |step| step.clean()).await,
+            true => self.submit(parts.to_vec(), |step| step.clean()).await,
             false => Ok(()),
         }
     }
@@ -246,7 +246,7 @@ impl<C: Cell> Store<C> {
                     *step.table != *known.table
                 };
                 if self.by(&parts, changes).await? || known.has_left_places() {
-                    match self.submit(parts, false, |step| step.serve_all()).await {
+                    match self.submit(parts, |step| step.serve_all()).await {
                         // It is about this waiter only.
                         Err(error) if error.is_of_some() => {}
                         served => served?,

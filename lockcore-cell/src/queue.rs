@@ -37,8 +37,13 @@ pub(crate) trait Job: Send {
     /// Returns the parts that it is about, in order.
     fn parts(&self) -> &[Part];
 
-    /// Returns whether the table may be longer after it.
-    fn grows(&self) -> bool;
+    /// Returns the bytes that each of its parts may have after it, if it makes them longer.
+    fn most(&self) -> usize;
+
+    /// Returns whether it makes its parts longer.
+    fn grows(&self) -> bool {
+        self.most() < usize::MAX
+    }
 
     fn submitted(&self) -> Moment;
 
@@ -51,7 +56,7 @@ pub(crate) trait Job: Send {
 
 struct Of<T, F> {
     parts: Vec<Part>,
-    grows: bool,
+    most: usize,
     submitted: Moment,
     apply: F,
     /// By the number of the write: it may be known late which of them was made.
@@ -64,8 +69,8 @@ impl<T: Send, F: FnMut(&mut Step<'_>) -> T + Send> Job for Of<T, F> {
         &self.parts
     }
 
-    fn grows(&self) -> bool {
-        self.grows
+    fn most(&self) -> usize {
+        self.most
     }
 
     fn submitted(&self) -> Moment {
@@ -90,15 +95,15 @@ impl<T: Send, F: FnMut(&mut Step<'_>) -> T + Send> Job for Of<T, F> {
 }
 
 impl Queue {
-    /// Adds a step on these parts, after which they may be longer if it `grows`; returns where it is answered.
+    /// Adds a step on these parts, after which each may have `most` bytes; returns where it is answered.
     pub(crate) fn add<T: Send + 'static>(
         &self,
         parts: Vec<Part>,
-        grows: bool,
+        most: usize,
         apply: impl FnMut(&mut Step<'_>) -> T + Send + 'static,
     ) -> oneshot::Receiver<Result<T, StoreError>> {
         let (answer, answered) = oneshot::channel();
-        let job = Of { parts, grows, submitted: Moment::now(), apply, results: Vec::new(), answer };
+        let job = Of { parts, most, submitted: Moment::now(), apply, results: Vec::new(), answer };
         self.lock().jobs.push_back(Box::new(job));
         answered
     }
@@ -140,7 +145,7 @@ impl Queue {
         let mut parts = BTreeSet::new();
         for job in std::mem::take(&mut waiting.jobs) {
             let new = job.parts().iter().filter(|part| !parts.contains(*part)).count();
-            // What is said of no id is not in the table of several parts.
+            // The part that is about no id is not in the table of several parts.
             let goes_with = || parts.contains(&Part::rest()) == job.parts().contains(&Part::rest());
             let fits = taken.len() < MOST && (parts.is_empty() || (parts.len() + new <= most && goes_with()));
             if fits && !job.parts().iter().any(|part| blocked.contains(part)) {
@@ -217,13 +222,15 @@ pub(crate) fn groups(batch: Batch) -> Vec<Batch> {
     groups.into_iter().map(|(_, jobs)| jobs).collect()
 }
 
-/// Returns the positions of steps without which a write may be short enough: those that make longer what `is_long`, else those of several
-/// parts where all together are too long. A step of one part that is not too long fits by itself.
-pub(crate) fn can_go(batch: &[Box<dyn Job>], is_long: Option<&Part>, are_long: bool) -> Vec<usize> {
+/// Returns the positions of steps without which a write may be short enough: those that make longer what `is_long`, with so many bytes,
+/// else those of several parts where all together are too long. A step of one part that is not too long fits by itself.
+pub(crate) fn can_go(batch: &[Box<dyn Job>], is_long: Option<(&Part, usize)>, are_long: bool) -> Vec<usize> {
     let all = |can: &dyn Fn(&dyn Job) -> bool| -> Vec<usize> {
         (0..batch.len()).filter(|position| can(&*batch[*position])).collect()
     };
-    let of_long = all(&|job| job.grows() && is_long.is_some_and(|part| job.parts().contains(part)));
+    let of_long = all(&|job| {
+        is_long.is_some_and(|(part, bytes)| job.grows() && job.parts().contains(part) && job.most() < bytes)
+    });
     let of_several = |growing: bool| all(&|job| are_long && job.parts().len() > 1 && job.grows() == growing);
     [of_long, of_several(true), of_several(false)]
         .into_iter()

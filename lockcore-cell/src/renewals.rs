@@ -109,8 +109,7 @@ impl<C: Cell> Store<C> {
     /// the next grant.
     fn mark(self: &Arc<Self>, hold: &Hold, session: &str) {
         let (store, parts, session) = (self.clone(), self.parts(hold.ids()), session.to_owned());
-        shared_runtime()
-            .spawn(async move { store.submit(parts, false, move |step| step.mark(&session)).await });
+        shared_runtime().spawn(async move { store.submit(parts, move |step| step.mark(&session)).await });
     }
 
     /// Renews what a grant holds in the table, and has this session go on with what a session held whose cell is `gone`.
@@ -124,7 +123,7 @@ impl<C: Cell> Store<C> {
         let own = if gone.is_some() && self.is_apart() { Some(self.begin().await?) } else { None };
         let extend = |hold: Hold| {
             let (parts, gone, own) = (self.parts(hold.ids()), gone.clone(), own.clone());
-            self.submit(parts, false, move |step| {
+            self.submit(parts, move |step| {
                 let own = own.clone().unwrap_or_else(|| step.session.to_owned());
                 step.extend(&hold, gone.as_deref().map(|gone| (gone, &*own)))
             })
@@ -212,7 +211,7 @@ impl<C: Cell> Store<C> {
                 return Ok(Some(session));
             }
             Ok(Changed::Gone) | Err(StoreError::Session(_)) => {
-                // What comes is another session's; those who wait move there by asking again.
+                // All that follows is another session's; those who wait move there by asking again.
                 self.own.lost(name);
                 self.waiters.wake_all();
             }

@@ -52,7 +52,7 @@ pub(crate) struct Close {
     pub(crate) until: u64,
     /// The renewal from the future that does not count, see [`Held::ignored`].
     pub(crate) ignored: u64,
-    /// Not if it was renewed to this or later.
+    /// The end from which on it is left open: it was renewed meanwhile.
     pub(crate) unless_after: u64,
     /// Set where it is forgotten after some time that a lock was closed, see [`Session::forget_old`].
     pub(crate) forgets: bool,
@@ -139,7 +139,7 @@ impl Session {
                 self.renewed_until(*fence, *ignored, now).map_or(*until, |renewed| renewed.max(*until));
             let closed = self.closed_until(*fence, id).filter(|closed| !(*forgets && is_old(*closed, now)));
             if until < *unless_after && closed.is_none() {
-                // How long it is closed is counted from its end.
+                // The time for which it stays closed counts from its end.
                 let until =
                     if *forgets && is_old(until, now) { now.lo.saturating_sub(OLD / 8) } else { until };
                 self.closed.entry(*fence).or_default().insert(id.clone(), until);

@@ -57,7 +57,7 @@ pub(crate) struct Access<'a, C> {
     pub(crate) timeout: Duration,
 }
 
-/// What a change does where there is no cell.
+/// The action of a change where there is no cell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum IfAbsent {
     /// It makes one: nothing was renewed yet.

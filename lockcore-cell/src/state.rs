@@ -39,7 +39,7 @@ impl Step<'_> {
         self.held(id).iter().find(|held| held.grant.context == context)
     }
 
-    fn seen(&self, id: &str, held: &Held) -> Own {
+    pub(crate) fn seen(&self, id: &str, held: &Held) -> Own {
         Own {
             attempt: AttemptId(held.grant.attempt),
             mode: held.mode,
@@ -68,7 +68,7 @@ impl engine::Table for Step<'_> {
 
     fn look(&mut self, id: &String) -> Result<Look, Infallible> {
         if !self.table.has(id) {
-            // What it has of another part does not show that it is free.
+            // The id may have more in another part: nothing shows that it is free.
             self.missing.insert(id.clone());
             return Ok(Look { held: true, waited_for: true, frozen: true });
         }

@@ -11,13 +11,14 @@ use std::{
 
 use lockcore::{
     Granted,
-    backend::{AttemptId, ServiceTime, Withdraw},
+    backend::{AttemptId, ServiceTime, Withdraw, unique_name},
     engine::{self, Queue, Turn},
     rules::{self, Again},
 };
+use serde_json::Map;
 
 use crate::{
-    table::{Claim, Grant, Held, Place, Table},
+    table::{Claim, Grant, Held, Place, Stamp, Table, Write},
     takeover::Sessions,
 };
 
@@ -109,12 +110,16 @@ impl Request {
         self.claims.iter().map(|claim| &claim.id)
     }
 
-    /// Returns the size of a table that has only these claims of the set, in bytes.
+    /// Returns the size of a table that has only these claims of the set, in bytes, with numbers as long as they are for long.
     pub(crate) fn size_alone(&self, claims: &[Claim]) -> usize {
-        let (mut table, now) = (Table::default(), ServiceTime { lo: 0, hi: 0 });
+        const NUMBER: u64 = 1 << 53;
+        let (mut table, now) = (Table::default(), ServiceTime { lo: NUMBER, hi: NUMBER });
         let (context, owner, claims) = (self.context.clone(), self.owner.clone(), claims.to_vec());
-        let part = Request { context, owner, claims, ..*self };
-        Step::new(&mut table, &Sessions::new(), now, 0, "").acquire(&part);
+        let (part, session) = (Request { context, owner, claims, ..*self }, unique_name());
+        Step::new(&mut table, &Sessions::new(), now, NUMBER, &session).acquire(&part);
+        table.stamp = Stamp { session: session.clone(), number: NUMBER };
+        table.writes.insert(session, Write { number: NUMBER, at: NUMBER, kept: 0, rest: Map::new() });
+        table.prune(0, 0);
         table.write().len()
     }
 }
@@ -163,8 +168,10 @@ impl<'a> Step<'a> {
     /// Returns whether a request has a place, or goes on with what its context holds.
     pub(crate) fn knows(&self, request: &Request) -> bool {
         let keeps = |claim: &Claim| {
-            let held = self.held_by(&claim.id, &request.context);
-            held.is_some_and(|held| !held.broken && rules::again(held.mode, claim.mode) == Again::Keep)
+            let own = self.held_by(&claim.id, &request.context).map(|held| self.seen(&claim.id, held));
+            own.is_some_and(|own| {
+                own.lasts && !own.broken && rules::again(own.mode, claim.mode) == Again::Keep
+            })
         };
         let has_place = self.table.ticket_of(&request.context, request.attempt).is_some();
         has_place || request.claims.iter().all(keeps)

@@ -73,7 +73,7 @@ pub(crate) struct Store<C: Cell> {
     pub(crate) collected: tokio::sync::Mutex<Option<Cursor>>,
     /// Held by a look that several callers share.
     looking: Shared,
-    /// What is looked at after each look at the table: there may be something to take over.
+    /// Notified after each look at the table: there may be something to take over.
     pub(crate) looked: Notify,
     /// Notified of each waiter that comes while the poll runs.
     pub(crate) joined: Notify,
@@ -263,7 +263,7 @@ impl<C: Cell> Store<C> {
             let is_done = async || Ok(self.known(parts).filter(|known| suits(known)));
             let look = async {
                 self.look(parts).await?;
-                // What was forgotten since then is looked at again.
+                // A part that was forgotten since then is looked at again.
                 self.known(parts).ok_or(StoreError::Contended { in_doubt: false })
             };
             let looked = match self.is_apart() {
@@ -295,14 +295,14 @@ impl<C: Cell> Store<C> {
         let (stamp, parts) = (|| self.stamp(), self.parts(&scope.ids));
         let access = &self.access(&stamp);
         let (mut reads_left, mut closes_left) = (scope.most, scope.most);
-        // What is shown or broken is so by the newest table.
+        // The newest table decides what is shown or broken.
         let mut least = if scope.shows || scope.closes.is_some() { order::next() } else { 0 };
         loop {
             let known = self.table(&parts, |known| known.begun > least).await?;
             let now = self.cell.now().await?;
             let Needs { read: to_read, close } = Needs::of(&known.table, &self.sessions.all(), now, scope);
             let reads: Vec<String> = to_read.into_iter().filter(|session| !read.contains(session)).collect();
-            // What is not read yet is not closed yet.
+            // A session that is not read yet is not closed yet.
             let mut closes: Vec<_> = close
                 .into_iter()
                 .filter(|(session, _)| !done.failed.contains_key(session) && !reads.contains(session))
@@ -341,7 +341,7 @@ impl<C: Cell> Store<C> {
             match tokio::time::timeout(left, work).await {
                 Ok(outcomes) => done.note(outcomes),
                 Err(_elapsed) => {
-                    // What was not answered in time counts as it was known.
+                    // A session without an answer in time counts as it was known.
                     let late =
                         StoreError::Cell(BackendError::new(BackendErrorKind::Timeout, "no answer in time"));
                     done.failed.extend(
@@ -350,7 +350,7 @@ impl<C: Cell> Store<C> {
                     return Ok(Prepared { more: true, ..done });
                 }
             }
-            // Whether a session that is absent was there before is for a table to say that was read after that.
+            // Only a table that was read after that says whether an absent session was there before.
             let sessions = self.sessions.all();
             let is_absent =
                 |session: &String| sessions.get(session).is_some_and(|seen| seen.cell == SeenCell::Absent);

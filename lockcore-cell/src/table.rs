@@ -5,6 +5,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use lockcore::{MAX_PERMITS, Mode, protocol};
@@ -14,11 +15,17 @@ use serde_json::Map;
 use crate::{
     error::StoreError,
     format::{FORMAT, Rest, check, is_none, is_zero},
+    step::{Request, micros},
 };
 
-/// The longest form of a table after a step that adds to it, in bytes: each step writes all of it. What other steps add - tombstones,
-/// records - has room up to a mebibyte.
+/// The longest form of a table after a step that adds to it, in bytes: each step writes all of it.
 pub(crate) const MAX_BYTES: usize = 3 << 18;
+
+/// The longest form after a request of a holder: those who wait for what it holds do not keep it from its end.
+pub(crate) const MAX_BYTES_NESTED: usize = 1 << 20;
+
+/// The bytes that a permit takes at most, as the lowest are granted, of which so many have room.
+const PERMIT: usize = 7;
 
 /// The most tombstones that are kept: they must not fill the table.
 const TOMBSTONES: usize = 4096;
@@ -196,6 +203,11 @@ impl Claim {
     pub(crate) fn new(id: impl Into<String>, mode: Mode) -> Self {
         Claim { id: id.into(), mode, rest: Rest::new() }
     }
+
+    /// Returns the bytes that its permits take when it is granted.
+    pub(crate) fn bytes_of_permits(&self) -> usize {
+        self.mode.permits() as usize * PERMIT
+    }
 }
 
 /// The form of a [`Mode`].
@@ -249,11 +261,9 @@ impl Table {
         if !claims.map(|claim| claim.mode).all(is_possible) {
             return Err(StoreError::corrupt("a claim of the table"));
         }
-        // There are numbers left to go on with, for longer than any clock goes on.
-        let is_endless = |number: u64| number < u64::MAX / 2;
-        let tickets = table.places.last_key_value().map(|(ticket, _)| *ticket);
-        let are_endless = [table.high, table.ticket].into_iter().chain(tickets).all(is_endless);
-        match (all_known, are_endless) {
+        let (most, tickets) = (latest(), table.places.last_key_value().map(|(ticket, _)| *ticket));
+        let are_possible = [table.high, table.ticket].into_iter().chain(tickets).all(|number| number < most);
+        match (all_known, are_possible) {
             (true, true) => Ok(table),
             (false, _) => Err(StoreError::corrupt("a grant of the table")),
             (true, false) => Err(StoreError::corrupt("a number of the table")),
@@ -262,6 +272,12 @@ impl Table {
 
     pub(crate) fn write(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("plain data has a form in JSON")
+    }
+
+    /// Returns the bytes that the permits of those who wait will take: one step may grant them all.
+    pub(crate) fn reserved(&self) -> usize {
+        let claims = self.places.values().flat_map(|place| &place.claims);
+        claims.filter(|claim| self.has(&claim.id)).map(Claim::bytes_of_permits).sum()
     }
 
     /// Returns the sessions with a grant or a place.
@@ -304,6 +320,17 @@ impl Table {
         place.map(|(ticket, _)| *ticket)
     }
 
+    /// Returns whether a request is to wait, has no place yet, and its context holds none of its ids: it is queued at least.
+    pub(crate) fn is_new(&self, request: &Request) -> bool {
+        let holds = |claim: &Claim| {
+            let id = self.ids.get(&claim.id);
+            id.is_some_and(|id| id.held.iter().any(|held| held.grant.context == request.context))
+        };
+        request.queue
+            && self.ticket_of(&request.context, request.attempt).is_none()
+            && !request.claims.iter().any(holds)
+    }
+
     /// Forgets grants of which nothing is held, ids of which nothing is to be known, and what has had its time.
     pub(crate) fn prune(&mut self, lo: u64, writes_kept: u64) {
         self.ids.values_mut().for_each(|id| forget(&mut id.tombstones, lo));
@@ -321,6 +348,15 @@ impl Table {
         forget(&mut self.tombstones, lo);
         self.writes.retain(|_, write| write.at.saturating_add(writes_kept.max(write.kept)) >= lo);
     }
+}
+
+/// Returns what no fence and no ticket reaches, though some follow the store's clock. What a step makes of one that is just below is
+/// possible when it is read, too, as time goes on: else a number of one id would make the cells of others unreadable, which are given
+/// the next one.
+fn latest() -> u64 {
+    const CENTURIES: Duration = Duration::from_secs(1000 * 365 * 86_400);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    micros(now + CENTURIES)
 }
 
 /// Forgets tombstones that have had their time, and those that would end first if there are too many: a request that is so late that

@@ -89,8 +89,8 @@ impl Seen {
     }
 
     fn alive_until(&self, place: &Place, was_there: bool) -> u64 {
-        // What is from the future was written before the store's clock was set back, and what is missing was there: for those the
-        // time counts from when this was seen first.
+        // A heartbeat from the future was written before the store's clock was set back, and a cell that is missing was
+        // there: for those the time counts from when this was seen first.
         let seen = self.since.saturating_add(ALIVE);
         let counted = |until: u64| if until > self.at.saturating_add(2 * ALIVE) { seen } else { until };
         let beat = match &self.cell {
@@ -409,7 +409,7 @@ impl Step<'_> {
 mod tests {
     use super::*;
 
-    /// What was closed is forgotten after some time: until then it is closed again.
+    /// A lock that was closed is forgotten after some time: until then it is closed again.
     #[test]
     fn a_lock_that_was_closed_long_ago_is_closed_again() {
         const NOW: u64 = 1_795_000_000_000_000;

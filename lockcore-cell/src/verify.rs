@@ -52,7 +52,7 @@ struct Seen {
     /// The writes of each process as they were read last, and first.
     writes: BTreeMap<String, Writes>,
     first: BTreeMap<String, Writes>,
-    /// What is wrong, the first of each kind.
+    /// The faults that were found, the first of each kind.
     lost: Option<String>,
     early: Option<String>,
     /// The requests that failed, and how the last did.
@@ -171,7 +171,6 @@ impl Seen {
     }
 
     fn findings(self) -> Vec<Finding> {
-        let found = |severity, check, detail| Finding { severity, check, detail };
         let others = self.writes.iter().filter(|(name, _)| **name != self.name);
         let count = |(name, writes): (&String, &Writes)| {
             writes.count.saturating_sub(self.first.get(name).map_or(0, |first| first.count))
@@ -188,16 +187,16 @@ impl Seen {
                 format!("{done} of this process and {theirs} of {others} others: all are there"),
             ),
         };
-        let mut all = vec![found(conditional.0, "conditional writes", conditional.1)];
+        let mut all = vec![Finding::new(conditional.0, "conditional writes", conditional.1)];
         if let Some(early) = self.early {
-            all.push(found(Severity::Error, "time", format!("{early} Two processes may hold a lock")));
+            all.push(Finding::new(Severity::Error, "time", format!("{early} Two processes may hold a lock")));
         }
         if others == 0 {
             let what = "no other process took part: run it on two hosts at the same time";
-            all.push(found(Severity::Warning, "other processes", what.to_owned()));
+            all.push(Finding::new(Severity::Warning, "other processes", what.to_owned()));
         }
         if let Some(last) = self.last {
-            all.push(found(
+            all.push(Finding::new(
                 Severity::Warning,
                 "requests",
                 format!("{} failed, the last by: {last}", self.failed),

@@ -99,7 +99,7 @@ impl<C: Cell> Store<C> {
     pub(crate) async fn list(self: &Arc<Self>, page: Page) -> Result<Listing<String, String>, StoreError> {
         if !self.is_apart() {
             self.prepare(&Scope { all: true, shows: true, ..Scope::default() }).await?;
-            return self.submit(vec![Part::rest()], false, move |step| admin::list(step, &page)).await;
+            return self.submit(vec![Part::rest()], move |step| admin::list(step, &page)).await;
         }
         let after = page.after.as_ref().map(|after| self.parts([after])[0].name().to_owned());
         let mut found = Listing { ids: Vec::new(), next: None };
@@ -144,7 +144,7 @@ impl<C: Cell> Store<C> {
     ) -> Result<Vec<String>, StoreError> {
         let release = |context: String| move |step: &mut Step<'_>| step.release_context(&context);
         if !self.is_apart() {
-            return self.submit(vec![Part::rest()], false, release(context)).await;
+            return self.submit(vec![Part::rest()], release(context)).await;
         }
         let (mut freed, mut failed, mut pages) = (Vec::new(), None, Pages::default());
         loop {
@@ -164,11 +164,11 @@ impl<C: Cell> Store<C> {
                 sets.chain(places.map(|place| place.claims.iter().map(|claim| claim.id.clone()).collect()));
             let sets: Vec<Vec<String>> = sets.collect();
             for ids in sets {
-                match self.submit(self.parts(&ids), false, release(context.clone())).await {
+                match self.submit(self.parts(&ids), release(context.clone())).await {
                     Err(error) if error.is_of_some() => {
                         // As much of it as can be freed.
                         for id in &ids {
-                            match self.submit(self.parts([id]), false, release(context.clone())).await {
+                            match self.submit(self.parts([id]), release(context.clone())).await {
                                 Err(error) if error.is_of_some() => failed = Some(error),
                                 of_it => freed.extend(of_it?),
                             }
@@ -199,7 +199,7 @@ impl<C: Cell> Store<C> {
             within.is_some_and(|within| is_past && step.now.lo.saturating_sub(step.table.swept) < within)
         };
         let (elsewhere, rest) = (Swept { elsewhere: true, ..Swept::default() }, vec![Part::rest()]);
-        if self.submit(rest.clone(), false, is_recent).await? {
+        if self.submit(rest.clone(), is_recent).await? {
             return Ok(elsewhere);
         }
         let prepared = match self.is_apart() {
@@ -207,7 +207,7 @@ impl<C: Cell> Store<C> {
             false => self.prepare(&Scope { all: true, most: batch, ..Scope::default() }).await?,
         };
         let sweep = move |step: &mut Step<'_>| (!is_recent(step)).then(|| step.sweep(batch, WRITES_KEPT));
-        let Some((mut removed, mut more)) = self.submit(rest, false, sweep).await? else {
+        let Some((mut removed, mut more)) = self.submit(rest, sweep).await? else {
             return Ok(elsewhere);
         };
         let mut sweeping = self.sweeping.lock().await;
@@ -285,7 +285,7 @@ impl<C: Cell> Store<C> {
                     step.room_for_all();
                     step.sweep(left, WRITES_KEPT)
                 };
-                removed += self.submit(vec![part], false, sweep).await?.0;
+                removed += self.submit(vec![part], sweep).await?.0;
             }
             if prepared.more && (removed > before || prepared.failed.is_empty()) {
                 // There is more to read or to close than could be at once.

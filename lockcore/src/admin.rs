@@ -92,7 +92,7 @@ pub struct WaitingFor<C> {
     pub since: SystemTime,
 }
 
-/// That a lock was broken.
+/// The record of a lock that was broken.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BreakRecord<C> {
     /// The context whose lock it was.
@@ -169,4 +169,11 @@ pub struct Finding {
     pub check: &'static str,
     /// The finding, with the value, and what to do about it.
     pub detail: String,
+}
+
+impl Finding {
+    /// Creates a finding on the subject `check`.
+    pub fn new(severity: Severity, check: &'static str, detail: impl Into<String>) -> Self {
+        Finding { severity, check, detail: detail.into() }
+    }
 }

@@ -38,13 +38,13 @@ pub struct Capabilities {
     pub min_lease: Duration,
     /// The lease of a call that names none; `None` is for ever and needs `permanent`.
     pub default_lease: Option<Duration>,
-    /// The number of ids that can be taken in one atomic step, at least 100.
+    /// The most ids that can be taken in one atomic step: 100 or more, or 50 on DynamoDB with strict fences.
     pub max_ids: usize,
 }
 
 impl Capabilities {
-    /// Returns the capabilities of the weakest backend that keeps the contract: exclusive locks with a lease of 30 s, at
-    /// least 1 s, up to 100 ids, nothing optional.
+    /// Returns the capabilities of a backend with nothing optional: exclusive locks of up to 100 ids, with leases of
+    /// at least 1 s and by default 30 s.
     pub const fn minimal(backend: &'static str) -> Self {
         Capabilities {
             backend,

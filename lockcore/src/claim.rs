@@ -155,7 +155,7 @@ fn path_id(field: &'static str, path: &str) -> Result<String, BadRequest> {
 }
 
 fn out_of_bounds(field: &'static str, value: &str, expected: &'static str) -> BadRequest {
-    BadRequest::OutOfBounds { field, value: format!("{value:?}"), expected }
+    BadRequest::out_of_bounds(field, format!("{value:?}"), expected)
 }
 
 impl<I> Claim<I> {
@@ -349,7 +349,7 @@ fn check<I: Ident>(claim: &Claim<I>) -> Result<(), BadRequest> {
         if permits > MAX_PERMITS {
             let (value, expected) =
                 (format!("{permits} for id {:?}", id()), "at most 65536 can be taken by one claim");
-            return Err(BadRequest::OutOfBounds { field: "permits", value, expected });
+            return Err(BadRequest::out_of_bounds("permits", value, expected));
         }
         if permits > limit {
             return Err(BadRequest::PermitsOverLimit { id: id(), permits, limit });

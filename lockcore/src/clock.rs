@@ -22,7 +22,7 @@ impl Moment {
         Moment { instant: Instant::now(), suspend_aware: suspend_aware() }
     }
 
-    /// It on tokio's clock.
+    /// Returns the moment on tokio's clock.
     pub(crate) fn instant(&self) -> Instant {
         self.instant
     }

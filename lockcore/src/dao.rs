@@ -55,7 +55,7 @@ pub enum Acquired<I, C> {
 }
 
 impl<I, C> Acquired<I, C> {
-    /// The same, unless it grants another number of claims than were asked for.
+    /// Returns it, unless it grants another number of claims than were asked for.
     pub(crate) fn checked(self, claims: usize) -> Result<Self, BackendError> {
         match &self {
             Acquired::Granted(granted) if granted.len() != claims => {

@@ -118,6 +118,14 @@ pub enum BadRequest {
 }
 
 impl BadRequest {
+    pub(crate) fn out_of_bounds(
+        field: &'static str,
+        value: impl Into<String>,
+        expected: &'static str,
+    ) -> Self {
+        BadRequest::OutOfBounds { field, value: value.into(), expected }
+    }
+
     pub(crate) fn id_too_long(stored: &str) -> Self {
         BadRequest::IdTooLong { start: stored.chars().take(32).collect(), bytes: stored.len() }
     }
@@ -180,7 +188,7 @@ pub enum Phase {
     Waiting,
 }
 
-/// That a call ran out of the time it was given.
+/// The end of a call that ran out of the time it was given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TimedOut {
     /// The time it had waited.
@@ -487,7 +495,7 @@ impl<I, C, E> From<BackendError> for LockingError<I, C, E> {
 }
 
 impl<I, C> LockError<I, C> {
-    /// The same outcome for a callback with any error.
+    /// Returns the outcome as that of a callback with any error.
     pub(crate) fn widen<E>(self) -> LockingError<I, C, E> {
         self.map_callback(|never| match never {})
     }
@@ -508,7 +516,7 @@ impl<I: Ident, C: ContextId> From<LockError<I, C>> for io::Error {
     }
 }
 
-/// That the locks of a [`Held`](crate::Held) are lost.
+/// The loss of locks of a [`Held`](crate::Held).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LockLost<I = String> {
     /// The locks that were lost, and why.

@@ -97,7 +97,7 @@ fn check(fence: u64, highest: u64) -> Result<(), StaleFence> {
     if fence < highest { Err(StaleFence { fence, highest }) } else { Ok(()) }
 }
 
-/// That a write came from a former holder and was refused.
+/// The refusal of a write that came from a former holder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StaleFence {
     /// The fence of the write.

@@ -37,7 +37,7 @@ pub(crate) struct PerProcess<T>(OnceLock<Box<Made<T>>>);
 struct Made<T> {
     process: u32,
     value: T,
-    /// That of the child which has a copy of this.
+    /// The value of the child which has a copy of this.
     child: PerProcess<T>,
 }
 

@@ -8,7 +8,8 @@ use std::time::Duration;
 /// The lease of a call that names none, unless the backend or the service sets another.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
-/// The shortest lease that every backend accepts.
+/// The shortest lease of [`Capabilities::minimal`](crate::Capabilities::minimal). A backend may declare another
+/// one: DynamoDB needs 5 s, etcd and a share need 10 s, a bucket needs 10 s or 30 s.
 pub const MIN_LEASE: Duration = Duration::from_secs(1);
 
 /// A lease is renewed after this fraction of its length: once in every `RENEWALS_PER_LEASE`th part.
@@ -38,5 +39,6 @@ pub const BREAKS_KEPT: usize = 16;
 /// The time for which a store keeps the record of a break.
 pub const BREAKS_KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// The number of ids that every backend takes in one atomic step.
+/// The most ids in one atomic step of [`Capabilities::minimal`](crate::Capabilities::minimal). Every backend of this
+/// workspace takes as many or more, but for DynamoDB with strict fences, which takes 50.
 pub const MIN_MAX_IDS: usize = 100;

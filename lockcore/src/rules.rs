@@ -104,9 +104,9 @@ impl Admission {
 /// The meaning of asking again for an id that the context already holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Again {
-    /// The same or weaker: keep mode, permits and fence, refresh the lease.
+    /// A mode that is not stronger: keep mode, permits and fence, refresh the lease.
     Keep,
-    /// Stronger, or another number of permits: a new grant if no other context blocks, never queued for.
+    /// A stronger mode, or another number of permits: a new grant if no other context blocks, never queued for.
     Change,
 }
 

@@ -1,5 +1,7 @@
 //! Versions of what a backend stores, and which programs may use a store.
 
+use crate::{Finding, Severity};
+
 /// The version of a store's format, and the oldest version of a program that may use it.
 ///
 /// Programs of two versions use one store at the same time while a new release is rolled out or rolled back. So a backend
@@ -52,6 +54,17 @@ impl StoreVersion {
             Some(store) if self.version <= store.version => Ok(StoreFit::Ready),
             _ => Ok(StoreFit::Migrate),
         }
+    }
+
+    /// Reports the version of a store to a program of this version, for [`LockDao::doctor`](crate::LockDao::doctor).
+    pub fn finding(self, store: StoreVersion) -> Finding {
+        let StoreVersion { version, oldest_program } = store;
+        let severity = if self.fit(Some(store)).is_ok() { Severity::Ok } else { Severity::Error };
+        let program = self.version;
+        let detail = format!(
+            "{version}, for programs of version {oldest_program} or later; this one has version {program}"
+        );
+        Finding::new(severity, "schema version", detail)
     }
 
     /// Returns what a store records once a program of this version has migrated it.

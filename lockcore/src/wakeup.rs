@@ -84,8 +84,9 @@ impl Wakeup {
         wake
     }
 
-    /// The same with what is left as the backend said it, and the moment from which that counts: a deadline made
-    /// of these two is never too late, however much later it is made. An offer of which something is left has one.
+    /// Waits for the message. Returns it with what is left as the backend said it, and the moment from which that
+    /// counts: a deadline made of these two is never too late, however much later it is made. An offer of which
+    /// something is left has one.
     pub(crate) async fn recv_as_of(&mut self) -> (Wake, Option<Moment>) {
         poll_fn(|cx| self.poll_recv(cx)).await
     }

@@ -69,7 +69,7 @@ pub(crate) fn help() -> String {
     help
 }
 
-/// That and why `lockctl` does not do what it was asked to.
+/// The reason why `lockctl` does not do what it was asked to.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: Code,

@@ -285,7 +285,7 @@ struct Run<'a> {
 
 /// The end of the work, beside the histories.
 struct Ended {
-    /// Why the store failed at the end.
+    /// The reason why the store failed at the end.
     failure: Option<String>,
     /// The reason why the namespace is not clean.
     not_clean: Option<String>,

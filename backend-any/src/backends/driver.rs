@@ -70,6 +70,28 @@ pub(super) fn files(settings: &Settings, keys: &[&str]) -> Result<(), ConfigErro
     Ok(())
 }
 
+/// Reads the content of a file that an option names.
+#[cfg(any(feature = "etcd", feature = "redis"))]
+pub(super) fn file(path: &str) -> Result<Vec<u8>, String> {
+    std::fs::read(path).map_err(|error| format!("it must be a file that can be read: {error}"))
+}
+
+/// Returns the values of two options that go together, if they are given.
+#[cfg(any(feature = "etcd", feature = "redis"))]
+pub(super) fn both<A, B>(
+    [first, second]: [&str; 2],
+    values: (Option<A>, Option<B>),
+) -> Result<Option<(A, B)>, ConfigError> {
+    let field = match values {
+        (Some(a), Some(b)) => return Ok(Some((a, b))),
+        (None, None) => return Ok(None),
+        (Some(_), None) => first,
+        (None, Some(_)) => second,
+    };
+    let expected = format!("{first} and {second} go together");
+    Err(ConfigError::Value { field: field.to_owned(), value: "alone".to_owned(), expected })
+}
+
 /// The URL, secrets included, with no options but those of `keys`, wherever they were set.
 pub(super) fn url(settings: &Settings, keys: &[&str]) -> Result<String, ConfigError> {
     let Settings { url, options } = settings;

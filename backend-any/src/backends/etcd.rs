@@ -1,12 +1,10 @@
 //! `etcd://USER:PASSWORD@HOST:PORT,HOST:PORT/PREFIX`, over TLS `etcds://`.
 
-use std::fs;
-
 use lockcore::{AnyLockDao, Capabilities, ContextId, Ident};
 use lockcore_etcd::{CAPABILITIES, EtcdBuilder, EtcdLockDao};
 
-use super::{Settings, driver};
-use crate::{ConfigError, ConnectError, option::Plain, parse_duration, url::NAMESPACE};
+use super::{Settings, driver::{self, both, file}};
+use crate::{ConnectError, option::Plain, parse_duration, url::NAMESPACE};
 
 pub(super) const EXAMPLE: &str = "etcd://127.0.0.1/locks";
 
@@ -30,20 +28,9 @@ pub(super) async fn open<I: Ident, C: ContextId>(
         .with("clock_difference", parse_duration, EtcdBuilder::clock_difference)?
         .with("root_certificate", file, EtcdBuilder::root_certificate)?
         .builder;
-    builder = match (options.read("client_certificate", file)?, options.read("client_key", file)?) {
-        (Some(certificate), Some(key)) => builder.client_certificate(certificate, key),
-        (None, None) => builder,
-        (Some(_), None) => return Err(alone("client_certificate")),
-        (None, Some(_)) => return Err(alone("client_key")),
-    };
+    let certificate = (options.read("client_certificate", file)?, options.read("client_key", file)?);
+    if let Some((certificate, key)) = both(["client_certificate", "client_key"], certificate)? {
+        builder = builder.client_certificate(certificate, key);
+    }
     Ok(AnyLockDao::new(builder.open().await?))
-}
-
-fn file(path: &str) -> Result<Vec<u8>, String> {
-    fs::read(path).map_err(|error| format!("it must be a file that can be read: {error}"))
-}
-
-fn alone(field: &str) -> ConnectError {
-    let expected = "client_certificate and client_key go together".to_owned();
-    ConfigError::Value { field: field.to_owned(), value: "alone".to_owned(), expected }.into()
 }

@@ -1,6 +1,7 @@
 //! `mysql://USER:PASSWORD@HOST:PORT/DATABASE`, also as `mariadb://`.
 
-use lockcore::{AnyLockDao, Capabilities, ContextId, Ident};
+use lockcore::{AnyLockDao, ContextId, Ident};
+pub(super) use lockcore_sql::mysql::capabilities;
 use lockcore_sql::{MysqlBuilder, MysqlLockDao, mysql};
 
 use super::{Settings, driver};
@@ -32,10 +33,6 @@ pub(super) const OPTIONS: &[&str] = &[
 
 /// Those of them that go to the driver.
 const OF_THE_DRIVER: &[&str] = &["socket", "ssl-ca", "ssl-cert", "ssl-key", "ssl-mode"];
-
-pub(super) fn capabilities() -> Capabilities {
-    mysql::capabilities()
-}
 
 pub(super) async fn open<I: Ident, C: ContextId>(
     settings: Settings,

@@ -1,6 +1,7 @@
 //! `postgres://USER:PASSWORD@HOST:PORT/DATABASE`, also as `postgresql://`.
 
-use lockcore::{AnyLockDao, Capabilities, ContextId, Ident};
+use lockcore::{AnyLockDao, ContextId, Ident};
+pub(super) use lockcore_sql::postgres::capabilities;
 use lockcore_sql::{PostgresBuilder, PostgresLockDao, postgres};
 
 use super::{Settings, driver};
@@ -51,10 +52,6 @@ pub(super) const OPTIONS: &[&str] = &[
 /// Those of them that go to the driver.
 const OF_THE_DRIVER: &[&str] =
     &["application_name", "host", "options", "port", "sslcert", "sslkey", "sslmode", "sslrootcert"];
-
-pub(super) fn capabilities() -> Capabilities {
-    postgres::capabilities()
-}
 
 pub(super) async fn open<I: Ident, C: ContextId>(
     settings: Settings,

@@ -1,11 +1,9 @@
 //! `redis://`, over TLS `rediss://`, `redis+sentinel://HOST,HOST/MASTER`, `redis+cluster://HOST,HOST`, `redis+unix:///PATH`.
 
-use std::fs;
-
 use lockcore::{AnyLockDao, Capabilities, ContextId, Ident};
 use lockcore_redis::{CAPABILITIES, RedisBuilder, RedisLockDao, TlsVerify};
 
-use super::{Settings, driver};
+use super::{Settings, driver::{self, both, file}};
 use crate::{ConfigError, ConnectError, option::Plain, parse_duration, url::NAMESPACE};
 
 pub(super) const EXAMPLE: &str = "redis://127.0.0.1/";
@@ -58,22 +56,19 @@ pub(super) async fn open<I: Ident, C: ContextId>(
         .with("root_certificate", file, RedisBuilder::root_certificate)?
         .with("tls_verify", tls_verify, RedisBuilder::tls_verify)?
         .builder;
-    match (options.read("replicas", u32::plain)?, options.read("replicas_within", parse_duration)?) {
-        (Some(replicas), Some(within)) => builder = builder.replicas(replicas, within),
-        (None, None) => {}
-        (Some(_), None) => return Err(alone("replicas", "replicas and replicas_within")),
-        (None, Some(_)) => return Err(alone("replicas_within", "replicas and replicas_within")),
+    let replicas = (options.read("replicas", u32::plain)?, options.read("replicas_within", parse_duration)?);
+    if let Some((replicas, within)) = both(["replicas", "replicas_within"], replicas)? {
+        builder = builder.replicas(replicas, within);
     }
-    match (options.read("client_certificate", file)?, options.read("client_key", file)?) {
-        (Some(certificate), Some(key)) => builder = builder.client_certificate(certificate, key),
-        (None, None) => {}
-        (Some(_), None) => return Err(alone("client_certificate", "client_certificate and client_key")),
-        (None, Some(_)) => return Err(alone("client_key", "client_certificate and client_key")),
+    let certificate = (options.read("client_certificate", file)?, options.read("client_key", file)?);
+    if let Some((certificate, key)) = both(["client_certificate", "client_key"], certificate)? {
+        builder = builder.client_certificate(certificate, key);
     }
-    match (options.read("sentinel_user", String::plain)?, options.read("sentinel_password", String::plain)?) {
-        (None, None) => {}
-        (user, Some(password)) => builder = builder.sentinel_user(user.unwrap_or_default(), password),
-        (Some(_), None) => return Err(alone("sentinel_user", "sentinel_user and sentinel_password")),
+    let password = options.read("sentinel_password", String::plain)?;
+    // A password needs no name.
+    let user = options.read("sentinel_user", String::plain)?.or(password.as_ref().map(|_| String::new()));
+    if let Some((user, password)) = both(["sentinel_user", "sentinel_password"], (user, password))? {
+        builder = builder.sentinel_user(user, password);
     }
     Ok(AnyLockDao::new(builder.open().await?))
 }
@@ -87,11 +82,3 @@ fn tls_verify(text: &str) -> Result<TlsVerify, String> {
     }
 }
 
-fn file(path: &str) -> Result<Vec<u8>, String> {
-    fs::read(path).map_err(|error| format!("it must be a file that can be read: {error}"))
-}
-
-fn alone(field: &str, both: &str) -> ConnectError {
-    let (value, expected) = ("alone".to_owned(), format!("{both} go together"));
-    ConfigError::Value { field: field.to_owned(), value, expected }.into()
-}

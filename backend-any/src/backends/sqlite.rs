@@ -1,7 +1,8 @@
 //! `sqlite:PATH`: the processes of one host share a file. `sqlite::memory:` is one connection's own.
 
-use lockcore::{AnyLockDao, Capabilities, ContextId, Ident};
-use lockcore_sql::{SqliteBuilder, SqliteLockDao, Synchronous, sqlite};
+use lockcore::{AnyLockDao, ContextId, Ident};
+pub(super) use lockcore_sql::sqlite::capabilities;
+use lockcore_sql::{SqliteBuilder, SqliteLockDao, Synchronous};
 
 use super::Settings;
 use crate::{ConnectError, option::Plain, parse_duration, url::{IN_MEMORY, NAMESPACE}};
@@ -11,10 +12,6 @@ pub(super) const EXAMPLE: &str = "sqlite:/var/lib/locks.db";
 /// See [`SqliteBuilder`]; `mode` says whether the file may be created (`rwc`,
 /// the default) or must be there (`rw`).
 pub(super) const OPTIONS: &[&str] = &["busy_timeout", "mode", "synchronous", "table_prefix"];
-
-pub(super) fn capabilities() -> Capabilities {
-    sqlite::capabilities()
-}
 
 pub(super) async fn open<I: Ident, C: ContextId>(
     settings: Settings,

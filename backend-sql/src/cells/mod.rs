@@ -308,7 +308,7 @@ impl<S: Statements> Cell for SqlCells<S> {
             true => "waiters are notified",
             false => "waiters look for their turn",
         };
-        let found = |check, detail: String| Finding { severity: Severity::Ok, check, detail };
+        let found = |check, detail: String| Finding::new(Severity::Ok, check, detail);
         vec![
             found("server", version),
             found("form", "by plain statements, without routines".to_owned()),

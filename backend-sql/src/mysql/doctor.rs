@@ -18,14 +18,14 @@ pub(super) async fn examine(flavor: Flavor, link: &mut Link) -> Result<Vec<Findi
 
 async fn version(flavor: Flavor, link: &mut Link) -> Result<Finding, ServerError> {
     let version = link.text("SELECT VERSION()").await?.unwrap_or_default();
-    Ok(finding(Severity::Ok, "server", format!("{} {version}", flavor.name())))
+    Ok(Finding::new(Severity::Ok, "server", format!("{} {version}", flavor.name())))
 }
 
 async fn commits(link: &mut Link) -> Result<Finding, ServerError> {
     let flush = number(link, "@@GLOBAL.innodb_flush_log_at_trx_commit").await?;
     Ok(match flush {
-        Some(1) => finding(Severity::Ok, "durability", "every commit is on the disk".to_owned()),
-        Some(flush) => finding(
+        Some(1) => Finding::new(Severity::Ok, "durability", "every commit is on the disk".to_owned()),
+        Some(flush) => Finding::new(
             Severity::Warning,
             "durability",
             format!(
@@ -34,7 +34,7 @@ async fn commits(link: &mut Link) -> Result<Finding, ServerError> {
                 if flush == 0 { "the server" } else { "its host" }
             ),
         ),
-        None => finding(
+        None => Finding::new(
             Severity::Warning,
             "durability",
             "it is not known when a commit is on the disk".to_owned(),
@@ -50,21 +50,23 @@ async fn binary_log(link: &mut Link) -> Result<Finding, ServerError> {
         link.text("SELECT CAST(@@GLOBAL.binlog_format AS CHAR)").await.ok().flatten().unwrap_or_default();
     let synced = number(link, "@@GLOBAL.sync_binlog").await?.unwrap_or(0);
     Ok(match (on, format.as_str()) {
-        (false, _) => finding(Severity::Ok, "binary log", "off".to_owned()),
-        (true, "STATEMENT") => finding(
+        (false, _) => Finding::new(Severity::Ok, "binary log", "off".to_owned()),
+        (true, "STATEMENT") => Finding::new(
             Severity::Error,
             "binary log",
             "binlog_format is STATEMENT, which cannot hold what READ COMMITTED does: set it to ROW or MIXED"
                 .to_owned(),
         ),
-        (true, _) => finding(Severity::Ok, "binary log", format!("on, {format}, sync_binlog = {synced}")),
+        (true, _) => {
+            Finding::new(Severity::Ok, "binary log", format!("on, {format}, sync_binlog = {synced}"))
+        }
     })
 }
 
 async fn writable(flavor: Flavor, link: &mut Link) -> Result<Finding, ServerError> {
     Ok(match number(link, flavor.read_only()).await? {
-        Some(0) => finding(Severity::Ok, "write", "the server accepts writes".to_owned()),
-        _ => finding(Severity::Error, "write", "the server is read-only: is it a replica?".to_owned()),
+        Some(0) => Finding::new(Severity::Ok, "write", "the server accepts writes".to_owned()),
+        _ => Finding::new(Severity::Error, "write", "the server is read-only: is it a replica?".to_owned()),
     })
 }
 
@@ -78,19 +80,19 @@ async fn replica(flavor: Flavor, link: &mut Link) -> Result<Finding, ServerError
         .text(&format!("SHOW GLOBAL VARIABLES WHERE Variable_name = '{variable}' AND Value = 'ON'"))
         .await?;
     Ok(match (flavor, found) {
-        (Flavor::MariaDb, Some(_)) => finding(
+        (Flavor::MariaDb, Some(_)) => Finding::new(
             Severity::Warning,
             "cluster",
             "Galera: send all of an application's locks to one node, rows are locked on that node only, and a conflict \
              with another node shows as a deadlock at the commit; waiters at another node look for their turn"
                 .to_owned(),
         ),
-        (Flavor::MySql, Some(_)) => finding(
+        (Flavor::MySql, Some(_)) => Finding::new(
             Severity::Ok,
             "cluster",
             "group replication with a single primary: send all locks there".to_owned(),
         ),
-        _ => finding(
+        _ => Finding::new(
             Severity::Ok,
             "cluster",
             "one server; what an asynchronous replica has not got when it takes over is lost".to_owned(),
@@ -101,8 +103,4 @@ async fn replica(flavor: Flavor, link: &mut Link) -> Result<Finding, ServerError
 async fn number(link: &mut Link, expression: &str) -> Result<Option<i64>, ServerError> {
     let text = link.text(&format!("SELECT CAST({expression} AS SIGNED)")).await?;
     Ok(text.and_then(|text| text.parse().ok()))
-}
-
-fn finding(severity: Severity, check: &'static str, detail: String) -> Finding {
-    Finding { severity, check, detail }
 }

@@ -74,15 +74,17 @@ impl Mysql {
 
     /// Makes a connection of our own, for orders or for listening.
     async fn connect_own(&self, listens: bool) -> Result<Link, ServerError> {
-        let mut link = Link::own(connect(&self.options).await.map_err(unconnected)?);
-        link.text(&session(self.settings.timeout, listens, LEVEL)).await?;
-        Ok(link)
+        self.connect_with(listens, LEVEL).await
     }
 
     /// Makes a connection of our own for statements, which need no schema.
     pub(super) async fn connect_plain(&self, level: &str) -> Result<Link, ServerError> {
+        self.connect_with(false, level).await
+    }
+
+    async fn connect_with(&self, listens: bool, level: &str) -> Result<Link, ServerError> {
         let mut link = Link::own(connect(&self.options).await.map_err(unconnected)?);
-        link.text(&session(self.settings.timeout, false, level)).await?;
+        link.text(&session(self.settings.timeout, listens, level)).await?;
         Ok(link)
     }
 

@@ -41,22 +41,22 @@ pub(super) fn is_statement_timeout(error: &ServerError) -> bool {
     matches!(number(error), Some(1969 | 3024))
 }
 
-/// There is no such routine, or none that this user may call.
+/// Returns whether there is no such routine, or none that this user may call.
 pub(super) fn is_missing_routine(error: &ServerError) -> bool {
     matches!(number(error), Some(1305 | 1370))
 }
 
-/// There is no such table, or none that this user may read.
+/// Returns whether there is no such table, or none that this user may read.
 pub(super) fn is_missing_table(error: &ServerError) -> bool {
     matches!(number(error), Some(1146 | 1142))
 }
 
-/// A number is out of the range of its type: nothing was done.
+/// Returns whether a number is out of the range of its type: nothing was done.
 pub(super) fn is_out_of_range(error: &ServerError) -> bool {
     number(error) == Some(1690)
 }
 
-/// There is such a row.
+/// Returns whether there is a row with that key already.
 pub(super) fn is_duplicate(error: &ServerError) -> bool {
     number(error) == Some(1062)
 }

@@ -80,7 +80,7 @@ impl Link {
         Ok(reply)
     }
 
-    /// The same; `receive` gets each part of the answer as soon as it is there, also if the routine fails after it.
+    /// Calls a routine. `receive` gets each part of the answer as soon as it is there, also if the routine fails later.
     pub(super) async fn call_for_parts(
         &mut self,
         routine: &str,

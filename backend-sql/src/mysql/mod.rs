@@ -77,8 +77,8 @@
 //! It should connect under one account on all its hosts: a user may interrupt only its own connections. If the routines
 //! were made by another user without `CONNECTION_ADMIN` (MySQL) or `CONNECTION ADMIN` (MariaDB), a release that hands over
 //! sends the interruption itself, in a second round trip. Procedures can be created on servers with a binary log; functions,
-//! which need `log_bin_trust_function_creators` there, are not used. Where routines are forbidden altogether this backend
-//! cannot be used, and says so on connecting.
+//! which need `log_bin_trust_function_creators` there, are not used. Where no routine can be created, `open`
+//! fails; lock [without routines](#without-routines) there.
 //!
 //! # Without routines
 //! [`open_without_routines`](MysqlBuilder::open_without_routines) locks by plain statements, for servers that have no stored procedures and

@@ -173,7 +173,7 @@ pub fn statements_schema_sql(table_prefix: &str) -> String {
     sql
 }
 
-/// The same, one by one. Nothing of it depends on the flavor.
+/// Returns the statements of [`statements_schema_sql`] one by one. They do not depend on the flavor.
 pub(super) fn statements(names: &Names) -> [String; 2] {
     [FORM, CELL].map(|text| {
         let text = text.trim_end().trim_end_matches("//").trim_end();

@@ -78,6 +78,16 @@ pub(super) enum Source {
     Pool(PgPool),
 }
 
+impl Source {
+    /// Returns the options of connections of our own, beside those of a pool.
+    pub(super) fn options(&self) -> PgConnectOptions {
+        match self {
+            Source::Own(options) => (**options).clone(),
+            Source::Pool(pool) => quiet((*pool.connect_options()).clone()),
+        }
+    }
+}
+
 impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
     pub(super) fn new() -> Self {
         let options = Options {
@@ -122,8 +132,8 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
         self
     }
 
-    /// Sets whether to keep a connection on which this process is notified, which is the default. Otherwise its waiters poll,
-    /// up to five times a second.
+    /// Sets whether to keep a connection on which this process is notified, which is the default. Otherwise it polls
+    /// for its waiters, every 20 to 200 ms.
     #[must_use]
     pub fn listen(mut self, listen: bool) -> Self {
         self.options.settings.listen = listen;
@@ -252,10 +262,9 @@ impl<I, C> PostgresBuilder<I, C> {
             Server::Options(options) => Source::Own(Box::new(quiet(*options))),
             Server::Pool(pool) => Source::Pool(pool),
         };
-        let listen = match (&self.listen_url, &source) {
-            (Some(url), _) => parse("listen_url", url)?,
-            (None, Source::Own(options)) => (**options).clone(),
-            (None, Source::Pool(pool)) => quiet((*pool.connect_options()).clone()),
+        let listen = match &self.listen_url {
+            Some(url) => parse("listen_url", url)?,
+            None => source.options(),
         };
         Ok((source, listen, self.options))
     }
@@ -295,7 +304,7 @@ fn process_user() -> Option<String> {
 }
 
 /// Nothing of ours is logged, ids may be secret; and nothing is set at the start that a pooler does not know.
-pub(super) fn quiet(options: PgConnectOptions) -> PgConnectOptions {
+fn quiet(options: PgConnectOptions) -> PgConnectOptions {
     options.disable_statement_logging().extra_float_digits(None)
 }
 

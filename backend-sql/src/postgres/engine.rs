@@ -16,7 +16,7 @@ use sqlx::{
 };
 
 use super::{
-    config::{Commit, Options, Source, quiet},
+    config::{Commit, Options, Source},
     dao::capabilities,
     doctor,
     error::unconnected,
@@ -76,16 +76,13 @@ pub(crate) struct Postgres {
 impl Postgres {
     pub(super) fn new(source: Source, listen: PgConnectOptions, options: Options) -> Self {
         let names = Names::new(&options.schema, &options.settings.prefix);
-        let address = match &source {
-            Source::Own(options) => address(options),
-            Source::Pool(pool) => address(&pool.connect_options()),
-        };
+        let address = address(&source.options());
         Postgres { source, listen, options, address, names, is_plain: AtomicBool::new(false) }
     }
 
     /// A connection of our own, on which the routines can decide.
-    async fn connect_own(&self, options: &PgConnectOptions) -> Result<Link, ServerError> {
-        let mut link = self.start(options, LEVEL).await?;
+    async fn connect_own(&self) -> Result<Link, ServerError> {
+        let mut link = self.connect_plain(LEVEL).await?;
         self.examine(&mut link).await?;
         Ok(link)
     }
@@ -108,10 +105,7 @@ impl Postgres {
 
     /// Makes a connection of our own for statements, which need no isolation level and no schema.
     pub(super) async fn connect_plain(&self, level: &str) -> Result<Link, ServerError> {
-        match &self.source {
-            Source::Own(options) => self.start(options, level).await,
-            Source::Pool(pool) => self.start(&quiet((*pool.connect_options()).clone()), level).await,
-        }
+        self.start(&self.source.options(), level).await
     }
 
     /// Listens on a channel.
@@ -329,13 +323,12 @@ impl Server for Postgres {
 
     async fn connect(&self, own: bool) -> Result<Link, ServerError> {
         match &self.source {
-            Source::Own(options) => self.connect_own(options).await,
-            Source::Pool(pool) if own => self.connect_own(&quiet((*pool.connect_options()).clone())).await,
-            Source::Pool(pool) => {
+            Source::Pool(pool) if !own => {
                 let mut link = Link::lent(pool.acquire().await.map_err(unconnected)?);
                 link.limit = Some(in_server(self.options.settings.timeout));
                 Ok(link)
             }
+            _ => self.connect_own().await,
         }
     }
 
@@ -479,11 +472,7 @@ impl Engine for Postgres {
 
     async fn doctor(&self, link: &mut Link) -> Result<Vec<Finding>, ServerError> {
         // Not of the application's pool, which may have only one.
-        let options = match &self.source {
-            Source::Own(options) => (**options).clone(),
-            Source::Pool(pool) => (*pool.connect_options()).clone(),
-        };
-        let mut other = self.start(&options, LEVEL).await?;
+        let mut other = self.connect_plain(LEVEL).await?;
         doctor::examine(link, &mut other, self.options.prepared).await
     }
 

@@ -1,4 +1,4 @@
-//! A connection, and the one kind of exchange on it: a routine is called, and answers with text.
+//! A connection, and the exchanges on it: a [`Call`] of a routine, which answers with text, and a plain [`Statement`].
 
 use std::{fmt::Write, time::Duration};
 
@@ -42,9 +42,9 @@ pub(super) enum Argument<'r> {
     ManyBytes(&'r [Vec<u8>]),
     EachBytes(&'r [&'r [u8]]),
     ManyInts(Option<&'r [i64]>),
-    /// Of ASCII without a quote or a backslash.
+    /// A text of ASCII without a quote or a backslash.
     Plain(&'r str),
-    /// The same.
+    /// Several such texts.
     EachPlain(&'r [&'r str]),
 }
 

@@ -76,8 +76,8 @@
 //! Rows and leases, no session state: any pooler will do, and its other clients find every setting as it was. One that hands
 //! out another connection for each transaction (PgBouncer's `pool_mode=transaction`) needs
 //! [`prepared(false)`](PostgresBuilder::prepared) unless it knows prepared statements, and a
-//! [`listen_url`](PostgresBuilder::listen_url) past it; without that, waiters poll up to five times a second, one statement for
-//! each process. `doctor` notices such a pooler.
+//! [`listen_url`](PostgresBuilder::listen_url) past it; without that, a process with waiters polls every 20 to 200 ms, by one
+//! statement for all of them. `doctor` notices such a pooler.
 //!
 //! A connection of ours starts with its own isolation level and timeouts, whatever the defaults of role and database are. A pooler or
 //! an application's pool takes no such parameters: there the role's isolation level has to be READ COMMITTED, the server's default,

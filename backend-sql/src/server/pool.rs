@@ -40,7 +40,8 @@ struct Own<T> {
 
 #[derive(Debug)]
 struct Idle<T> {
-    /// By when they were last used. The last is used first, so that the others may grow stale.
+    /// The connections with the time of their last use, in its order. The last one is taken first, so that the
+    /// others may grow stale.
     conns: Vec<(T, Instant)>,
     /// Counts how often all of them were given up.
     generation: u64,

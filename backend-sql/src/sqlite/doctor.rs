@@ -24,12 +24,12 @@ pub(super) fn examine(worker: &mut Worker, deadline: Option<Instant>) -> Result<
     let in_memory = worker.store().opened.settings.in_memory();
     let boot_clock = worker.store().opened.clock.is_real();
     let mut findings = vec![
-        finding(
+        Finding::new(
             if fits { Severity::Ok } else { Severity::Error },
             "schema version",
             format!("{version}, for programs of version {oldest} or later; this one has version {program}"),
         ),
-        finding(
+        Finding::new(
             if boot_clock { Severity::Ok } else { Severity::Warning },
             "clock",
             match boot_clock {
@@ -52,7 +52,7 @@ fn file(worker: &Worker) -> Option<Finding> {
     opened.files.as_ref()?;
     let path = &opened.settings.path;
     if let Some(name) = file::other_name(path).ok().flatten() {
-        return Some(finding(Severity::Error, "file", format!("{}: {name}", path.display())));
+        return Some(Finding::new(Severity::Error, "file", format!("{}: {name}", path.display())));
     }
     let (severity, kind) = match file::file_system(path) {
         Ok(FileSystem::Local) => (Severity::Ok, "local".to_owned()),
@@ -62,7 +62,7 @@ fn file(worker: &Worker) -> Option<Finding> {
         }
         Err(error) => (Severity::Error, error.to_string()),
     };
-    Some(finding(severity, "file", format!("{}, file system: {kind}", path.display())))
+    Some(Finding::new(severity, "file", format!("{}, file system: {kind}", path.display())))
 }
 
 /// Reports how much the log has grown, which checkpoints keep at some megabytes; nothing of a store in memory.
@@ -74,16 +74,16 @@ fn log(worker: &Worker) -> Option<Finding> {
     let size = std::fs::metadata(log).map_or(0, |log| log.len()) / (1024 * 1024);
     let advice = "a reader keeps an old snapshot, as a backup or a shell with BEGIN does, and until it ends the log grows";
     Some(match size > LOG {
-        true => finding(Severity::Warning, "log", format!("{size} MiB: {advice}")),
-        false => finding(Severity::Ok, "log", format!("{size} MiB")),
+        true => Finding::new(Severity::Warning, "log", format!("{size} MiB: {advice}")),
+        false => Finding::new(Severity::Ok, "log", format!("{size} MiB")),
     })
 }
 
 fn writable(worker: &mut Worker, deadline: Option<Instant>) -> Finding {
     let begun = Instant::now();
     match worker.write_and_notify(deadline, |step| step.next_number()) {
-        Ok(_) => finding(Severity::Ok, "write", format!("a commit took {:.1?}", begun.elapsed())),
-        Err(error) => finding(Severity::Error, "write", error.to_string()),
+        Ok(_) => Finding::new(Severity::Ok, "write", format!("a commit took {:.1?}", begun.elapsed())),
+        Err(error) => Finding::new(Severity::Error, "write", error.to_string()),
     }
 }
 
@@ -93,12 +93,12 @@ fn settings(step: &mut Step<'_>, in_memory: bool) -> Result<Vec<Finding>, StoreE
     let wal = journal == "wal" || in_memory;
     let advice = "switch it back to WAL: otherwise readers block writers and every commit waits for the disk";
     Ok(vec![
-        finding(
+        Finding::new(
             if wal { Severity::Ok } else { Severity::Error },
             "journal mode",
             if wal { journal } else { format!("{journal}: {advice}") },
         ),
-        finding(
+        Finding::new(
             Severity::Ok,
             "synchronous",
             match synchronous {
@@ -107,7 +107,7 @@ fn settings(step: &mut Step<'_>, in_memory: bool) -> Result<Vec<Finding>, StoreE
                 other => format!("level {other}"),
             },
         ),
-        finding(Severity::Ok, "sqlite version", rusqlite::version().to_owned()),
+        Finding::new(Severity::Ok, "sqlite version", rusqlite::version().to_owned()),
     ])
 }
 
@@ -132,12 +132,12 @@ fn sessions(step: &mut Step<'_>) -> Result<Vec<Finding>, StoreError> {
         }
     }
     Ok(vec![
-        finding(
+        Finding::new(
             if ended > 0 { Severity::Warning } else { Severity::Ok },
             "sessions",
             format!("{live} open, {ended} of processes that ended without closing: a sweep removes those"),
         ),
-        finding(
+        Finding::new(
             if unseen > 0 { Severity::Warning } else { Severity::Ok },
             "process namespaces",
             match unseen {
@@ -147,7 +147,7 @@ fn sessions(step: &mut Step<'_>) -> Result<Vec<Finding>, StoreError> {
                 }
             },
         ),
-        finding(
+        Finding::new(
             if other_boots > 0 { Severity::Warning } else { Severity::Ok },
             "boot ids",
             match other_boots {
@@ -158,7 +158,7 @@ fn sessions(step: &mut Step<'_>) -> Result<Vec<Finding>, StoreError> {
                 ),
             },
         ),
-        finding(
+        Finding::new(
             if versions.is_empty() { Severity::Ok } else { Severity::Warning },
             "program versions",
             match versions.is_empty() {
@@ -173,8 +173,4 @@ fn sessions(step: &mut Step<'_>) -> Result<Vec<Finding>, StoreError> {
 fn origin(step: &Step<'_>, session: i64) -> Result<(i64, Option<String>), StoreError> {
     let mut read = step.conn.prepare_cached(&step.sql.session)?;
     Ok(read.query_row([session], |row| Ok((row.get(0)?, row.get(1)?)))?)
-}
-
-fn finding(severity: Severity, check: &'static str, detail: String) -> Finding {
-    Finding { severity, check, detail }
 }

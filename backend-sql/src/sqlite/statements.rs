@@ -155,13 +155,13 @@ statements! {
     next_number = "UPDATE {p}namespaces SET fence = max(fence + 1, ?2) WHERE ns = ?1 RETURNING fence";
 
     // Holders.
-    /// Read up to the first who waits.
+    /// Selects all claims of an id, holders first. It is read up to the first waiter.
     holders = "SELECT state, number, context, attempt, mode, permits, cap, indexes, owner, lease, boot, renewed,
         since, session, detached, broken, replaces FROM {p}claims WHERE ns = ?1 AND id = ?2 ORDER BY state, number";
     hold = "INSERT INTO {p}claims (ns, id, state, number, context, attempt, mode, permits, cap, indexes, in_use,
         owner, lease, boot, renewed, since, session, detached, replaces)
         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)";
-    /// Of a context that asks again.
+    /// Keeps the lock of a context that asks again.
     keep = "UPDATE {p}claims SET state = 0, lease = ?5, renewed = ?6, session = ?7, detached = ?8, boot = ?9
         WHERE ns = ?1 AND id = ?2 AND state = ?3 AND number = ?4";
     replace = "UPDATE {p}claims SET state = -1 WHERE ns = ?1 AND id = ?2 AND state = ?3 AND number = ?4";

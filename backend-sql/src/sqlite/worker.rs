@@ -129,7 +129,7 @@ impl Worker {
         Ok((done, handed))
     }
 
-    /// The same for a step that adds no waiter.
+    /// Runs a step that adds no waiter as [`write`](Self::write) does, and notifies the waiters that it served.
     pub(super) fn write_and_notify<T>(
         &mut self,
         deadline: Option<Instant>,

@@ -153,6 +153,11 @@ impl World {
         serde_json::from_slice(&self.cells()[name].content).expect("it is JSON")
     }
 
+    /// The bytes of a cell.
+    pub(crate) fn size(&self, name: &str) -> usize {
+        self.cells()[name].content.len()
+    }
+
     pub(crate) fn names(&self, folder: &str) -> Vec<String> {
         self.cells().keys().filter(|name| name.starts_with(folder)).cloned().collect()
     }

@@ -106,7 +106,8 @@ async fn a_clock_that_is_set_back_keeps_no_dead_waiter_alive() {
     held.release().await.expect("it is renewed");
 }
 
-/// The same, where the clock is set back between the look and the first renewal: only the order of what is learned counts.
+/// A clock that is set back between the look and the first renewal hides no session: only the order counts in which the
+/// two are learned.
 #[tokio::test(start_paused = true)]
 async fn a_look_before_a_set_back_misses_no_session() {
     let world = World::new();
@@ -125,7 +126,7 @@ async fn a_look_before_a_set_back_misses_no_session() {
     held.release().await.expect("it is held");
 }
 
-/// The same, where a clock that was set back at once makes another look at it.
+/// A clock that is set back before the first renewal, so that it is looked at again, ends no lock.
 #[tokio::test(start_paused = true)]
 async fn a_young_lock_outlives_a_clock_that_is_set_back() {
     let world = World::new();

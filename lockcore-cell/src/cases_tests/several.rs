@@ -137,7 +137,7 @@ async fn a_withdrawn_attempt_takes_nothing_of_any_id() {
     take(&dao, "b").await;
 }
 
-/// What the process of a holder renews, and what it does not renew any more, counts for each id.
+/// A renewal by the holder's process counts for each id, and so does its absence.
 #[tokio::test(start_paused = true)]
 async fn a_lease_of_several_ids_is_renewed_and_ends() {
     let world = World::new();
@@ -201,7 +201,7 @@ async fn what_is_not_used_is_collected() {
     drop(held);
 }
 
-/// What an administrator asks for goes from page to page.
+/// An administrator's request goes from page to page.
 #[tokio::test(start_paused = true)]
 async fn a_context_is_freed_from_all_its_cells() {
     let world = World::new();

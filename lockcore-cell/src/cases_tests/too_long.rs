@@ -1,4 +1,4 @@
-//! What is too long for a write, where each id has a cell of its own.
+//! Steps that are too long for a write, where each id has a cell of its own.
 
 use std::{sync::Arc, time::Duration};
 
@@ -191,7 +191,7 @@ async fn a_release_is_made_in_several_writes_if_it_is_too_long() {
     one.release(&grant).await.expect("what is held can be freed");
 }
 
-/// What has no room in the cell of a session is renewed in the cells of the ids.
+/// Grants that have no room in the cell of a session are renewed in the cells of the ids.
 #[tokio::test(start_paused = true)]
 async fn a_process_that_holds_many_renews_them() {
     let world = World::new();
@@ -211,7 +211,7 @@ async fn a_process_that_holds_many_renews_them() {
     }
 }
 
-/// What was closed is forgotten, so that there is room in the cell of the session.
+/// A lock that was closed is forgotten, so that there is room in the cell of the session.
 #[tokio::test(start_paused = true)]
 async fn leases_that_end_leave_room_in_their_session() {
     let world = World::new();
@@ -259,7 +259,7 @@ async fn a_release_is_made_beside_many_that_are_too_long() {
     let mine = request(&set);
     let Ok(Acquired::Granted(granted)) = one.acquire(&mine).await else { panic!("it is free") };
     let held = Grant::new(mine.context, mine.claims.clone(), granted, Some(HOUR));
-    // What is asked for meanwhile goes into one write.
+    // All that is asked for meanwhile goes into one write.
     one.cell().next_writes.lock().expect("no panic").push_back(Way::Slow(SECOND));
     let slow = tokio::spawn({
         let (one, first) = (one.clone(), id(set[0]));
@@ -328,7 +328,7 @@ async fn a_place_is_kept_beside_one_that_does_not_fit() {
         before = places().len();
         assert!(matches!(one.acquire(&waits(&["a"])).await, Ok(Acquired::Queued { .. })));
     }
-    // What is asked for meanwhile goes into one write.
+    // All that is asked for meanwhile goes into one write.
     one.cell().next_writes.lock().expect("no panic").push_back(Way::Slow(SECOND));
     let slow = tokio::spawn({
         let one = one.clone();
@@ -395,7 +395,7 @@ async fn a_place_is_kept_where_only_one_of_its_ids_can_be_written() {
             assert!(matches!(one.acquire(&waits(&[id])).await, Ok(Acquired::Queued { .. })));
         }
     }
-    // What is asked for meanwhile goes into one write.
+    // All that is asked for meanwhile goes into one write.
     one.cell().next_writes.lock().expect("no panic").push_back(Way::Slow(SECOND));
     let slow = tokio::spawn({
         let one = one.clone();

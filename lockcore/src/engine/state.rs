@@ -73,7 +73,7 @@ pub struct Held<'t, C> {
     pub context: &'t C,
     /// The owner label.
     pub owner: &'t str,
-    /// How the id is held.
+    /// The mode in which the id is held.
     pub mode: Mode,
     /// The indexes of its permits.
     pub permits: &'t [u32],
@@ -88,7 +88,7 @@ pub struct Held<'t, C> {
 pub struct Own {
     /// The attempt that was granted it.
     pub attempt: AttemptId,
-    /// How the id is held.
+    /// The mode in which the id is held.
     pub mode: Mode,
     /// The indexes of its permits.
     pub permits: Vec<u32>,
@@ -105,7 +105,7 @@ pub struct Own {
 pub struct New {
     /// The fence of the grant.
     pub fence: u64,
-    /// How the id is held.
+    /// The mode in which the id is held.
     pub mode: Mode,
     /// The indexes of its permits.
     pub permits: Vec<u32>,
@@ -124,7 +124,7 @@ pub enum Back {
     ToBeforeOwn,
 }
 
-/// On what terms a set is granted.
+/// The terms on which a set is granted.
 #[derive(Debug)]
 pub struct Terms<'r, R> {
     /// The request.
@@ -138,7 +138,7 @@ pub struct Terms<'r, R> {
 pub struct Turn {
     /// Its place in every queue, from 1; lower is earlier.
     pub ticket: u64,
-    /// How it wants the id.
+    /// The mode in which it wants the id.
     pub mode: Mode,
 }
 
@@ -148,7 +148,7 @@ pub struct Turn {
 /// upon such a holder it removes it, and notes the [room](Self::room) that this makes. A table that knows of dead processes
 /// does so with their holders and waiters too, when it is asked.
 pub trait Table {
-    /// Why the state cannot be read or written.
+    /// The reason why the state cannot be read or written.
     type Error;
     /// An id.
     type Id: Clone + Eq + Hash;

@@ -6,7 +6,7 @@ use crate::{
     rules::{self, Again},
 };
 
-/// How a claim relates to what its context holds of the id.
+/// The relation of a claim to what its context holds of the id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stance {
     /// Nothing.

@@ -66,9 +66,16 @@ impl BackendError {
         BackendError { kind, in_doubt: false, message: message.into(), source: None }
     }
 
-    /// That the store did not answer in time.
+    /// Creates the error of a store that did not answer in time.
     pub(crate) fn no_answer() -> Self {
         BackendError::new(BackendErrorKind::Timeout, "no answer in time").possibly_done()
+    }
+
+    /// Creates the refusal of a value of a setting, of which at most 64 letters are shown.
+    pub fn bad_setting(key: &str, value: &str, expected: &str) -> Self {
+        let value: String = value.chars().take(64).collect();
+        let message = format!("{key}: {value:?} is not possible, {expected}");
+        BackendError::new(BackendErrorKind::BadSetting, message)
     }
 
     /// Creates the refusal of an ability that is not declared.
@@ -89,6 +96,20 @@ impl BackendError {
     pub fn possibly_done(mut self) -> Self {
         self.in_doubt = true;
         self
+    }
+
+    /// Returns the same failure with another message, of which this one is the source.
+    #[must_use]
+    pub fn with_message(self, message: impl Into<Cow<'static, str>>) -> Self {
+        let (kind, in_doubt) = (self.kind, self.in_doubt);
+        BackendError { kind, in_doubt, message: message.into(), source: Some(Arc::new(self)) }
+    }
+
+    /// Returns the same failure with the place where it happened before its message.
+    #[must_use]
+    pub fn at(self, place: &str) -> Self {
+        let message = format!("{place}: {self}");
+        self.with_message(message)
     }
 
     /// Returns what kind of failure it is.

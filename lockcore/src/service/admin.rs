@@ -33,7 +33,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
         self.need("list", self.service.capabilities.listing)?;
         if page.limit == 0 {
             let expected = "it must be at least 1";
-            return Err(BadRequest::OutOfBounds { field: "limit", value: "0".to_owned(), expected }.into());
+            return Err(BadRequest::out_of_bounds("limit", "0", expected).into());
         }
         Ok(self.service.dao()?.list(page).await?)
     }
@@ -153,7 +153,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
         match every.is_zero() {
             true => {
                 let expected = "it must be longer than zero";
-                Err(BadRequest::OutOfBounds { field: "every", value: "0s".to_owned(), expected })
+                Err(BadRequest::out_of_bounds("every", "0s", expected))
             }
             false => Ok(()),
         }
@@ -280,7 +280,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
         self.need("sweep", self.service.capabilities.sweeping)?;
         if batch == 0 {
             let expected = "it must be at least 1";
-            return Err(BadRequest::OutOfBounds { field: "batch", value: "0".to_owned(), expected }.into());
+            return Err(BadRequest::out_of_bounds("batch", "0", expected).into());
         }
         let unconditionally: Option<Duration> = None;
         Ok(self.service.dao()?.sweep(batch, unconditionally).await?)
@@ -309,7 +309,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
         const LONGEST: Duration = Duration::from_secs(3600);
         if time.is_zero() || time > LONGEST {
             let (value, expected) = (format!("{time:?}"), "it must be longer than zero, and at most an hour");
-            return Err(BadRequest::OutOfBounds { field: "time", value, expected }.into());
+            return Err(BadRequest::out_of_bounds("time", value, expected).into());
         }
         let tried = self.service.dao()?.verify(time).await;
         let is_unsupported = |error: &BackendError| error.kind() == BackendErrorKind::Unsupported;

@@ -159,7 +159,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         }
     }
 
-    /// The same, but waits no longer than what is left of `limit`, which counts from the first request.
+    /// Does as [`ask`](Self::ask), but waits no longer than is left of `limit`, which counts from the first request.
     pub(crate) async fn ask_within(&mut self, limit: Duration) -> Result<Acquired<I, C>, Unanswered> {
         self.sending();
         let left = self.left_of(limit);

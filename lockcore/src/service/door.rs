@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Inner;
 use crate::{BackendError, BackendErrorKind, BadRequest, ContextId, Ident, LockDao, LockError, process};
 
-/// That this process is a forked child of the one that made the service: its connections and threads are the parent's.
+/// The error of a forked child of the process that made the service: its connections and threads are the parent's.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Forked;
 
@@ -27,13 +27,13 @@ impl<D> Door<D> {
 }
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
-    /// The backend, if this process made the service.
+    /// Returns the backend, if this process made the service.
     pub(crate) fn dao(&self) -> Result<&D, Forked> {
         let Door { dao, process } = &self.door;
         if process::current() == *process { Ok(dao) } else { Err(Forked) }
     }
 
-    /// The same for a step on locks with this lease.
+    /// Returns the backend for a step on locks with this lease, if they are this process's.
     pub(crate) fn dao_for(&self, lease: Option<Duration>) -> Result<&D, Forked> {
         match self.owner_of(lease) {
             Some(_) => self.dao(),

@@ -482,7 +482,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Renewal<I, C, D> {
     }
 }
 
-/// That a renewal is under way, until this is dropped.
+/// The mark of a renewal that is under way, until this is dropped.
 struct UnderWay<'a>(&'a AtomicBool);
 
 impl Drop for UnderWay<'_> {

@@ -222,11 +222,8 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Builder<I, C, D> {
         let Builder { inner, on_start } = self;
         inner.check_settings(&inner.defaults)?;
         if !(inner.margin > 0.0 && inner.margin < 0.5) {
-            return Err(BadRequest::OutOfBounds {
-                field: "margin",
-                value: inner.margin.to_string(),
-                expected: "it must be over 0 and under 0.5",
-            });
+            let expected = "it must be over 0 and under 0.5";
+            return Err(BadRequest::out_of_bounds("margin", inner.margin.to_string(), expected));
         }
         inner.sweeper.check()?;
         if let Some(hook) = on_start {
@@ -353,7 +350,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
         }
     }
 
-    /// The same where this may be the library's own thread, which the hook must not block.
+    /// Reports an event where this may be the library's own thread, which the hook must not block.
     pub(crate) fn observe_owned<T: Send + 'static>(
         &self,
         about: T,

@@ -284,7 +284,7 @@ impl<'a, C: ContextId, D: LockDao<String, C>> OnceCall<'a, C, D> {
     /// Returns the ids of the fire: the one that is kept, and the one that is locked only while the job runs. No two fires have the same:
     /// the name of a fire has no `@` and is not `running`, so that the kinds differ, and each can be read back.
     fn ids(&self) -> Result<[String; 2], BadRequest> {
-        let bad = |field, value, expected| Err(BadRequest::OutOfBounds { field, value, expected });
+        let bad = |field, value: String, expected| Err(BadRequest::out_of_bounds(field, value, expected));
         if self.name.is_empty() {
             return bad("name", format!("{:?}", self.name), "it must not be empty");
         }

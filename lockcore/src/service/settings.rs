@@ -66,17 +66,17 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
         }
         if settings.max_hold.is_some_and(|max_hold| max_hold.is_zero()) {
             let expected = "it must be more than zero";
-            return Err(BadRequest::OutOfBounds { field: "max_hold", value: "0s".to_owned(), expected });
+            return Err(BadRequest::out_of_bounds("max_hold", "0s", expected));
         }
         if settings.once {
             // The same again would be granted what is kept.
             if let Some(context) = &settings.context {
                 let (value, expected) = (context.stored().into_owned(), "`once` needs a fresh one");
-                return Err(BadRequest::OutOfBounds { field: "context", value, expected });
+                return Err(BadRequest::out_of_bounds("context", value, expected));
             }
             if let Some(keep_for) = settings.keep_for {
                 let (value, expected) = (format!("{keep_for:?}"), "`once` has `keep` instead");
-                return Err(BadRequest::OutOfBounds { field: "keep_for", value, expected });
+                return Err(BadRequest::out_of_bounds("keep_for", value, expected));
             }
         }
         if let Some(keep_for) = settings.keep_for {
@@ -90,7 +90,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
             };
             if let Some(expected) = expected {
                 let value = format!("{keep_for:?}");
-                return Err(BadRequest::OutOfBounds { field: "keep_for", value, expected });
+                return Err(BadRequest::out_of_bounds("keep_for", value, expected));
             }
         }
         Ok(())

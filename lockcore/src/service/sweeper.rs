@@ -31,7 +31,7 @@ impl Sweeper {
     }
 
     pub(crate) fn check(&self) -> Result<(), BadRequest> {
-        let bad = |field, value, expected| Err(BadRequest::OutOfBounds { field, value, expected });
+        let bad = |field, value: String, expected| Err(BadRequest::out_of_bounds(field, value, expected));
         match self.every {
             Some(every) if !(Duration::from_millis(10)..=super::settings::MAX_LEASE).contains(&every) => {
                 bad("sweep.every", format!("{every:?}"), "it must be from 10ms to 365 days")

@@ -1,0 +1,185 @@
+//! A table in which there is no room.
+
+use futures_util::future::join_all;
+use lockcore::{
+    Claim, ClaimSet, LockDao, LockingService, MAX_PERMITS, Mode, Wait,
+    backend::{AcquireRequest, Acquired, AttemptId, ServiceTime, Withdraw},
+};
+use tokio::time::{sleep, timeout};
+use uuid::Uuid;
+
+use super::{
+    LEASE, SECOND,
+    cells::{Process, Way, World},
+    id, request,
+    several::{HOUR, release, waits},
+    take,
+};
+use crate::{
+    CellLockDao,
+    step::{Request, Step, Verdict},
+    table::{self, Table},
+    takeover::Sessions,
+};
+
+/// One release hands over to all who wait for permits. What they will hold has its room before they get a place.
+#[tokio::test(start_paused = true)]
+async fn those_who_wait_for_many_permits_make_no_release_too_long() {
+    let world = World::new();
+    let mut process = world.process();
+    (process.at_once, process.bytes) = (128, Some((100_000, 150_000)));
+    let one = world.dao_with(process.clone(), LEASE).await;
+    let two = LockingService::new(world.dao_with(process, LEASE).await);
+    let held = take(&one, "a").await;
+    let waiting = join_all((0..5).map(|_| async {
+        let claim = Claim::slots("a".to_owned(), 100_000).permits(9_000);
+        two.wait(Wait::forever()).run_locked([claim], async || sleep(SECOND).await).await
+    }));
+    let releasing = async {
+        sleep(5 * SECOND).await;
+        release(&one, &held).await;
+    };
+    let both = async { tokio::join!(waiting, releasing) };
+    let (waited, ()) = timeout(HOUR / 6, both).await.expect("all of them have their turn");
+    assert!(waited.iter().all(Result::is_ok), "{waited:?}");
+}
+
+/// A set of more permits than any cell has room for is refused before they are looked for.
+#[tokio::test(start_paused = true)]
+async fn a_set_of_too_many_permits_is_refused_at_once() {
+    let world = World::new();
+    let one = world.dao_with(world.process(), LEASE).await;
+    let before = world.counts();
+    let claims = (0..5).map(|number| Claim::slots(number.to_string(), MAX_PERMITS).permits(MAX_PERMITS));
+    let claims = ClaimSet::new(claims, Mode::Exclusive).expect("valid claims");
+    let error = one.acquire(&AcquireRequest { claims, ..waits(&["a"]) }).await.expect_err("it fits nowhere");
+    assert!(error.to_string().contains("the set alone"), "{error}");
+    assert_eq!(world.counts(), before, "nothing is asked of the store");
+}
+
+/// 3.7: those who wait for what a holder has do not keep it from what is free, or all of them would wait for ever.
+#[tokio::test(start_paused = true)]
+async fn a_holder_goes_on_beside_those_who_fill_the_table() {
+    let world = World::new();
+    let one = world.dao_with(world.process(), LEASE).await;
+    let two = world.dao_with(world.process(), LEASE).await;
+    let held = request(&["x"]);
+    assert!(matches!(one.acquire(&held).await, Ok(Acquired::Granted(_))));
+    let names: Vec<String> = (0..40).map(|number| format!("{number:0900}")).collect();
+    let mut waiting = Vec::new();
+    for count in [40, 4, 0] {
+        let set: Vec<&str> = names[..count].iter().map(String::as_str).chain(["x"]).collect();
+        let full = loop {
+            match two.acquire(&waits(&set)).await {
+                Ok(queued @ Acquired::Queued { .. }) => waiting.push(queued),
+                full => break full.expect_err("there is no room").to_string(),
+            }
+        };
+        assert!(full.contains("bytes"), "{full}");
+    }
+    assert!(two.acquire(&waits(&["y"])).await.is_err(), "there is no room");
+    // Also if both go into one write, as all that is asked for meanwhile does.
+    one.cell().next_writes.lock().expect("no panic").push_back(Way::Slow(SECOND));
+    let freezing = async { one.freeze(&id("z"), false).await };
+    let asking = async {
+        sleep(SECOND / 10).await;
+        let inner = AcquireRequest { context: held.context, nested: true, ..waits(&["y"]) };
+        let newcomer = waits(&["y"]);
+        tokio::join!(one.acquire(&newcomer), one.acquire(&inner))
+    };
+    let (frozen, (new, taken)) = tokio::join!(freezing, asking);
+    frozen.expect("it makes nothing longer");
+    assert!(matches!(taken, Ok(Acquired::Granted(_))), "{taken:?}");
+    assert!(new.is_err(), "there is no room: {new:?}");
+}
+
+/// A place is of a session that was there before, also if that is lost between the two steps of a request without room.
+#[tokio::test(start_paused = true)]
+async fn a_place_is_of_a_session_that_is_there() {
+    let world = World::new();
+    let mut process = world.process();
+    (process.at_once, process.bytes) = (128, Some((120_000, 150_000)));
+    let one = world.dao_with(process.clone(), LEASE).await;
+    let two = world.dao_with(process, LEASE).await;
+    let (_a, _b) = (take(&one, "a").await, take(&one, "b").await);
+    let mine = waits(&["a", "b"]);
+    // The sessions are renewed as long as they wait.
+    let (mut left, mut waiting) = (Vec::new(), vec![two.acquire(&mine).await.expect("it fits")]);
+    for (id, name) in [("a", "id/x61"), ("b", "id/x62")] {
+        while world.size(name) < 60_300 {
+            let other = waits(&[id]);
+            waiting.push(one.acquire(&other).await.expect("it fits"));
+            left.push(other);
+        }
+    }
+    two.cell().next_writes.lock().expect("no panic").push_back(Way::Slow(5 * SECOND));
+    let losing = async {
+        sleep(SECOND / 10).await;
+        world.remove_folder("session/");
+        sleep(3 * SECOND).await;
+        for other in left.iter().step_by(20) {
+            one.withdraw(other, Withdraw::KeepIfGranted).await.expect("what waits can leave");
+        }
+    };
+    let first = id("a");
+    let (again, ..) = tokio::join!(two.acquire(&mine), two.freeze(&first, false), losing);
+    let sessions = world.names("session/");
+    for name in ["id/x61", "id/x62"] {
+        let places = world.content(name)["places"].clone();
+        let mut own = places.as_object().expect("places go by tickets").values();
+        let own = own.find(|place| place["attempt"] == mine.attempt.0);
+        let session = own.map(|place| place["session"].as_str().expect("each has one"));
+        let is_there = |session: &str| sessions.iter().any(|name| name.ends_with(session));
+        assert!(session.is_none_or(is_there), "{again:?} by a session without a cell");
+    }
+}
+
+/// A set that never has room is told so, and does not wait for ever: it is measured with all that is written of it.
+#[tokio::test(start_paused = true)]
+async fn a_set_takes_at_least_what_is_written_of_it() {
+    for at_once in [1, 100] {
+        let world = World::new();
+        let mut process = world.process();
+        process.at_once = at_once;
+        let one = world.dao_with(process, LEASE).await;
+        let names: Vec<String> = (0..100).map(|number| format!("{number:0100}")).collect();
+        let set: Vec<&str> = names.iter().map(String::as_str).collect();
+        assert!(matches!(one.acquire(&request(&set)).await, Ok(Acquired::Granted(_))));
+        let claims: Vec<_> = names.iter().map(|id| table::Claim::new(id, Mode::Exclusive)).collect();
+        let parts = claims.chunks(if at_once == 1 { 100 } else { 1 });
+        let (alone, written) = match at_once {
+            1 => (parts.map(|part| asked(part).size_alone(part)).sum(), world.size("table")),
+            _ => (
+                parts.map(|part| asked(part).size_alone(part)).sum::<usize>(),
+                world.names("id/").iter().map(|name| world.size(name)).sum(),
+            ),
+        };
+        assert!((written..written + 60 * set.len()).contains(&alone), "{alone} for {written} bytes");
+    }
+}
+
+/// A request for a lock that may be over is one for a new grant, which makes its cell longer.
+#[test]
+fn a_hold_that_may_be_over_makes_no_request_known() {
+    let (mut table, sessions) = (Table::default(), Sessions::new());
+    let mut at = |lo: u64, look: &dyn Fn(Step<'_>) -> bool| {
+        look(Step::new(&mut table, &sessions, ServiceTime { lo, hi: lo + 10 }, 0, "s"))
+    };
+    let request = Request { lease: 100, ..asked(&[table::Claim::new("a", Mode::Exclusive)]) };
+    assert!(at(0, &|mut step| matches!(step.acquire(&request), Verdict::Granted(_))));
+    for (lo, is_known) in [(0, true), (100, true), (101, false)] {
+        assert_eq!(at(lo, &|step| step.knows(&request)), is_known, "{lo}");
+    }
+}
+
+fn asked(claims: &[table::Claim]) -> Request {
+    Request {
+        context: "00000000-0000-4000-8000-000000000000".to_owned(),
+        attempt: AttemptId::fresh().0,
+        claims: claims.to_vec(),
+        lease: 4 * 3600 * 1_000_000,
+        owner: String::new(),
+        queue: false,
+        nested: false,
+    }
+}
