@@ -138,7 +138,14 @@ impl Store {
                     _ => Failure::of(&error),
                 },
             };
-            self.rest_after(failure, attempt, deadline).await?;
+            if failure.is_about_the_clock() && attempt == 0 {
+                continue;
+            }
+            let pause = PAUSES.delay(attempt);
+            if !failure.again || Instant::now() + pause >= deadline {
+                return Err(failure.of_reading().into());
+            }
+            tokio::time::sleep(pause).await;
         }
         unreachable!("the loop ends by returning")
     }

@@ -7,18 +7,15 @@ use aws_sdk_dynamodb::{
     operation::{transact_write_items::TransactWriteItemsError, update_item::UpdateItemError},
     types::{CancellationReason, TransactWriteItem, Update},
 };
-use lockcore::{Backoff, Exponential, backend::unique_name};
+use lockcore::{Backoff, backend::unique_name};
 use tokio::time::Instant;
 
 use crate::{
     error::{Failure, StoreError},
     item::Item,
-    store::Store,
+    store::{PAUSES, Store},
     write::Write,
 };
-
-/// Pauses between two tries.
-const PAUSES: Exponential = Exponential { base: Duration::from_millis(10), max: Duration::from_millis(500) };
 
 /// The result of writes in one request.
 #[derive(Debug)]

@@ -23,8 +23,9 @@ use crate::{
     row::{FUTURE, Row},
 };
 
-/// Pauses between two tries to read.
-const PAUSES: Exponential = Exponential { base: Duration::from_millis(10), max: Duration::from_millis(500) };
+/// Pauses between two tries.
+pub(crate) const PAUSES: Exponential =
+    Exponential { base: Duration::from_millis(10), max: Duration::from_millis(500) };
 
 /// Pauses between two rounds of a race with others.
 const RACES: Exponential = Exponential { base: Duration::from_millis(2), max: Duration::from_millis(8) };
@@ -240,12 +241,7 @@ impl Store {
     }
 
     /// Waits before a read is repeated, if that may help.
-    pub(crate) async fn rest_after(
-        &self,
-        failure: Failure,
-        attempt: u32,
-        deadline: Instant,
-    ) -> Result<(), StoreError> {
+    async fn rest_after(&self, failure: Failure, attempt: u32, deadline: Instant) -> Result<(), StoreError> {
         if failure.is_about_the_clock() && attempt == 0 {
             return Ok(());
         }

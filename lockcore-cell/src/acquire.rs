@@ -9,7 +9,7 @@ use crate::{
     error::StoreError,
     step::{Request, Step, Verdict},
     store::{Prepared, Store, hosted},
-    table::{Claim, MAX_BYTES, MAX_BYTES_NESTED},
+    table::{MAX_BYTES, MAX_BYTES_NESTED},
     takeover::Scope,
 };
 
@@ -20,10 +20,11 @@ impl<C: Cell> Store<C> {
     pub(crate) async fn acquire(self: &Arc<Self>, request: &Arc<Request>) -> Result<Verdict, StoreError> {
         let (scope, begun) = (Scope::of(request), Moment::now());
         let (parts, most) = (self.parts(request.ids()), self.most(request));
-        // Before a step finds as many that are free.
-        let permits = request.claims.iter().map(Claim::bytes_of_permits).sum::<usize>();
-        if permits > 2 * MAX_BYTES_NESTED {
-            return Err(StoreError::TooLarge { bytes: permits, max: most });
+        // Before a step looks for as many that are free: each takes a digit and a comma.
+        let permits: usize = request.claims.iter().map(|claim| claim.mode.permits() as usize).sum();
+        let max = if self.is_apart() { self.cell.most_bytes() } else { most };
+        if 2 * permits > max {
+            return Err(StoreError::TooLarge { bytes: 2 * permits, max });
         }
         // A set whose cells are not known is free, as a rule: nothing is read for that.
         let mut is_first = self.is_apart() && self.known(&parts).is_none();
@@ -37,7 +38,11 @@ impl<C: Cell> Store<C> {
             {
                 Err(full @ StoreError::Full { in_doubt: false, .. }) => {
                     // In a box, as it is seldom needed: it would be a part of every caller's future.
-                    Box::pin(self.acquire_without_room(request, full)).await?
+                    match Box::pin(self.acquire_without_room(request, full)).await? {
+                        Some(verdict) => verdict,
+                        // It is another request by now.
+                        None => continue,
+                    }
                 }
                 submitted => submitted?,
             };
@@ -59,11 +64,12 @@ impl<C: Cell> Store<C> {
     }
 
     /// Decides about a request of which a write is `full`: one that is refused needs none, and one that is known makes it hardly longer.
+    /// `None`: it is not known any more, or by another session.
     async fn acquire_without_room(
         self: &Arc<Self>,
         request: &Arc<Request>,
         full: StoreError,
-    ) -> Result<Verdict, StoreError> {
+    ) -> Result<Option<Verdict>, StoreError> {
         let (store, asked, parts) = (self.clone(), request.clone(), self.parts(request.ids()));
         // The driver has looked at the parts for this request.
         let decided = async move {
@@ -80,7 +86,7 @@ impl<C: Cell> Store<C> {
             return Err(self.or_never(full, request));
         };
         match verdict {
-            Verdict::Refused(_) | Verdict::Withdrawn => return Ok(verdict),
+            Verdict::Refused(_) | Verdict::Withdrawn => return Ok(Some(verdict)),
             Verdict::Granted(_) | Verdict::Queued(_) if !is_known => return Err(self.or_never(full, request)),
             Verdict::Granted(_) | Verdict::Queued(_) => {}
         }
@@ -92,9 +98,9 @@ impl<C: Cell> Store<C> {
         match self.submit(self.parts(request.ids()), again).await {
             // Its place stays as it is.
             Err(StoreError::Full { in_doubt: false, .. }) if matches!(verdict, Verdict::Queued(_)) => {
-                Ok(verdict)
+                Ok(Some(verdict))
             }
-            submitted => submitted?.ok_or(full),
+            submitted => submitted,
         }
     }
 

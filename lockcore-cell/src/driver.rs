@@ -209,18 +209,15 @@ impl<C: Cell> Store<C> {
             return Ok(Tried::Done(number));
         }
         let (mut tables, mut changes) = (Vec::new(), Vec::new());
-        let (mut bytes, mut longest, mut at_longest, most) = (0, 0, 0, self.cell.most_bytes());
-        let of_growing = batch.iter().filter(|job| job.grows()).map(|job| job.most()).min();
-        let (grows, most_of_one) = (of_growing.is_some(), of_growing.unwrap_or(usize::MAX));
+        let (mut lengths, mut bytes, most) = (Vec::new(), 0, self.cell.most_bytes());
+        let most_of_one = batch.iter().map(|job| job.most()).min().unwrap_or(usize::MAX);
+        let grows = most_of_one < usize::MAX;
         for (part, at, mut table) in known.split(table, own) {
             self.sign(&mut table, &stamp, now);
             let content = table.write();
-            // The permits that waiters will hold have their room already.
-            let length = content.len() + if grows { table.reserved() } else { 0 };
-            bytes += length;
-            if length > longest {
-                (longest, at_longest) = (length, tables.len());
-            }
+            bytes += content.len();
+            // What waiters will hold has its room already.
+            lengths.push((part, content.len() + if grows { table.reserved() } else { 0 }));
             tables.push((part.clone(), table));
             changes.push(Change { name: part.name().to_owned(), at: at.cloned(), content: content.into() });
             if bytes > most && !is_same {
@@ -228,6 +225,7 @@ impl<C: Cell> Store<C> {
                 break;
             }
         }
+        let longest = lengths.iter().map(|(_, length)| *length).max().unwrap_or(0);
         if (longest > most_of_one || bytes > most) && !is_same {
             // With less beside it, as far as that goes.
             tries.alone = true;
@@ -239,9 +237,8 @@ impl<C: Cell> Store<C> {
                 // Others may have left since then.
                 return Ok(Tried::Refused);
             }
-            let is_long = (longest > most_of_one).then(|| (&tables[at_longest].0, longest));
-            let going = can_go(batch, is_long, bytes > most && parts.len() > 1);
-            let (bytes, max) = if is_long.is_some() { (longest, most_of_one) } else { (bytes, most) };
+            let going = can_go(batch, &lengths, bytes > most && parts.len() > 1);
+            let (bytes, max) = if longest > most_of_one { (longest, most_of_one) } else { (bytes, most) };
             let full = StoreError::Full { bytes, max, in_doubt: tries.in_doubt };
             if !going.is_empty() {
                 if batch.len() == 1 && !batch[0].grows() {

@@ -222,15 +222,18 @@ pub(crate) fn groups(batch: Batch) -> Vec<Batch> {
     groups.into_iter().map(|(_, jobs)| jobs).collect()
 }
 
-/// Returns the positions of steps without which a write may be short enough: those that make longer what `is_long`, with so many bytes,
-/// else those of several parts where all together are too long. A step of one part that is not too long fits by itself.
-pub(crate) fn can_go(batch: &[Box<dyn Job>], is_long: Option<(&Part, usize)>, are_long: bool) -> Vec<usize> {
+/// Returns the positions of steps without which a write may be short enough, where parts have these lengths: those that make longer what
+/// is too long for them, at first those that are given least, else those of several parts where all together are too long. A step of
+/// one part that is not too long fits by itself.
+pub(crate) fn can_go(batch: &[Box<dyn Job>], lengths: &[(&Part, usize)], are_long: bool) -> Vec<usize> {
     let all = |can: &dyn Fn(&dyn Job) -> bool| -> Vec<usize> {
         (0..batch.len()).filter(|position| can(&*batch[*position])).collect()
     };
-    let of_long = all(&|job| {
-        is_long.is_some_and(|(part, bytes)| job.grows() && job.parts().contains(part) && job.most() < bytes)
-    });
+    let is_long = |job: &dyn Job| {
+        lengths.iter().any(|(part, length)| *length > job.most() && job.parts().contains(part))
+    };
+    let least = batch.iter().filter(|job| is_long(&***job)).map(|job| job.most()).min();
+    let of_long = all(&|job| least == Some(job.most()) && is_long(job));
     let of_several = |growing: bool| all(&|job| are_long && job.parts().len() > 1 && job.grows() == growing);
     [of_long, of_several(true), of_several(false)]
         .into_iter()
@@ -267,5 +270,23 @@ impl Drop for Rests<'_> {
 impl fmt::Debug for Queue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Queue").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A step that is given more room than others fits, perhaps, when they have gone.
+    #[test]
+    fn steps_with_the_least_room_go_first() {
+        let (queue, a) = (Queue::default(), Part::of("a"));
+        let _answers = [20, 10, usize::MAX, 10].map(|most| queue.add(vec![a.clone()], most, |_| ()));
+        let mut batch = queue.take(1).expect("none of them is busy");
+        assert_eq!(can_go(&batch, &[(&a, 30)], false), [1, 3]);
+        assert_eq!(can_go(&batch, &[(&a, 10)], false), [0; 0]);
+        batch.retain(|job| job.most() != 10);
+        assert_eq!(can_go(&batch, &[(&a, 30)], false), [0]);
+        assert_eq!(can_go(&batch, &[(&Part::of("b"), 30)], false), [0; 0]);
     }
 }

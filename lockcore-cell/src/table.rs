@@ -3,7 +3,7 @@
 //! It is data only; `step` decides. Times are the service's, in microseconds since 1970.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -23,6 +23,9 @@ pub(crate) const MAX_BYTES: usize = 3 << 18;
 
 /// The longest form after a request of a holder: those who wait for what it holds do not keep it from its end.
 pub(crate) const MAX_BYTES_NESTED: usize = 1 << 20;
+
+/// The bytes that a claim takes more when it is held than in the queue.
+const HELD: usize = 90;
 
 /// The bytes that a permit takes at most, as the lowest are granted, of which so many have room.
 const PERMIT: usize = 7;
@@ -203,11 +206,6 @@ impl Claim {
     pub(crate) fn new(id: impl Into<String>, mode: Mode) -> Self {
         Claim { id: id.into(), mode, rest: Rest::new() }
     }
-
-    /// Returns the bytes that its permits take when it is granted.
-    pub(crate) fn bytes_of_permits(&self) -> usize {
-        self.mode.permits() as usize * PERMIT
-    }
 }
 
 /// The form of a [`Mode`].
@@ -274,10 +272,24 @@ impl Table {
         serde_json::to_vec(self).expect("plain data has a form in JSON")
     }
 
-    /// Returns the bytes that the permits of those who wait will take: one step may grant them all.
+    /// Returns the bytes by which the table is longer when all who wait hold what they can hold together: one step may grant that.
     pub(crate) fn reserved(&self) -> usize {
-        let claims = self.places.values().flat_map(|place| &place.claims);
-        claims.filter(|claim| self.has(&claim.id)).map(Claim::bytes_of_permits).sum()
+        let (mut ids, claims) = (HashMap::new(), self.places.values().flat_map(|place| &place.claims));
+        for claim in claims.filter(|claim| self.has(&claim.id)) {
+            let (holders, permits, most): &mut (usize, usize, usize) = ids.entry(&claim.id).or_default();
+            match claim.mode {
+                Mode::Exclusive => *holders = (*holders).max(1),
+                Mode::Shared => *holders += 1,
+                Mode::Slots { permits: wanted, limit } => {
+                    (*holders, *permits) = (*holders + 1, *permits + wanted as usize);
+                    *most = (*most).max(limit as usize);
+                }
+            }
+        }
+        let of_id = |(holders, permits, most): &(usize, usize, usize)| {
+            holders * HELD + (*permits).min(*most) * PERMIT
+        };
+        ids.values().map(of_id).sum()
     }
 
     /// Returns the sessions with a grant or a place.

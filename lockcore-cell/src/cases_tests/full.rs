@@ -2,21 +2,20 @@
 
 use futures_util::future::join_all;
 use lockcore::{
-    Claim, ClaimSet, LockDao, LockingService, MAX_PERMITS, Mode, Wait,
-    backend::{AcquireRequest, Acquired, AttemptId, ServiceTime, Withdraw},
+    Claim, ClaimSet, FreshContext, LockDao, LockingService, MAX_PERMITS, Mode, Wait,
+    backend::{AcquireRequest, Acquired, AttemptId, ServiceTime},
 };
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
 use super::{
     LEASE, SECOND,
-    cells::{Process, Way, World},
+    cells::{Way, World},
     id, request,
     several::{HOUR, release, waits},
     take,
 };
 use crate::{
-    CellLockDao,
     step::{Request, Step, Verdict},
     table::{self, Table},
     takeover::Sessions,
@@ -50,7 +49,7 @@ async fn a_set_of_too_many_permits_is_refused_at_once() {
     let world = World::new();
     let one = world.dao_with(world.process(), LEASE).await;
     let before = world.counts();
-    let claims = (0..5).map(|number| Claim::slots(number.to_string(), MAX_PERMITS).permits(MAX_PERMITS));
+    let claims = (0..10).map(|number| Claim::slots(number.to_string(), MAX_PERMITS).permits(MAX_PERMITS));
     let claims = ClaimSet::new(claims, Mode::Exclusive).expect("valid claims");
     let error = one.acquire(&AcquireRequest { claims, ..waits(&["a"]) }).await.expect_err("it fits nowhere");
     assert!(error.to_string().contains("the set alone"), "{error}");
@@ -78,59 +77,19 @@ async fn a_holder_goes_on_beside_those_who_fill_the_table() {
         assert!(full.contains("bytes"), "{full}");
     }
     assert!(two.acquire(&waits(&["y"])).await.is_err(), "there is no room");
-    // Also if both go into one write, as all that is asked for meanwhile does.
-    one.cell().next_writes.lock().expect("no panic").push_back(Way::Slow(SECOND));
-    let freezing = async { one.freeze(&id("z"), false).await };
-    let asking = async {
-        sleep(SECOND / 10).await;
-        let inner = AcquireRequest { context: held.context, nested: true, ..waits(&["y"]) };
-        let newcomer = waits(&["y"]);
-        tokio::join!(one.acquire(&newcomer), one.acquire(&inner))
-    };
-    let (frozen, (new, taken)) = tokio::join!(freezing, asking);
-    frozen.expect("it makes nothing longer");
-    assert!(matches!(taken, Ok(Acquired::Granted(_))), "{taken:?}");
-    assert!(new.is_err(), "there is no room: {new:?}");
-}
-
-/// A place is of a session that was there before, also if that is lost between the two steps of a request without room.
-#[tokio::test(start_paused = true)]
-async fn a_place_is_of_a_session_that_is_there() {
-    let world = World::new();
-    let mut process = world.process();
-    (process.at_once, process.bytes) = (128, Some((120_000, 150_000)));
-    let one = world.dao_with(process.clone(), LEASE).await;
-    let two = world.dao_with(process, LEASE).await;
-    let (_a, _b) = (take(&one, "a").await, take(&one, "b").await);
-    let mine = waits(&["a", "b"]);
-    // The sessions are renewed as long as they wait.
-    let (mut left, mut waiting) = (Vec::new(), vec![two.acquire(&mine).await.expect("it fits")]);
-    for (id, name) in [("a", "id/x61"), ("b", "id/x62")] {
-        while world.size(name) < 60_300 {
-            let other = waits(&[id]);
-            waiting.push(one.acquire(&other).await.expect("it fits"));
-            left.push(other);
-        }
-    }
-    two.cell().next_writes.lock().expect("no panic").push_back(Way::Slow(5 * SECOND));
-    let losing = async {
-        sleep(SECOND / 10).await;
-        world.remove_folder("session/");
-        sleep(3 * SECOND).await;
-        for other in left.iter().step_by(20) {
-            one.withdraw(other, Withdraw::KeepIfGranted).await.expect("what waits can leave");
-        }
-    };
-    let first = id("a");
-    let (again, ..) = tokio::join!(two.acquire(&mine), two.freeze(&first, false), losing);
-    let sessions = world.names("session/");
-    for name in ["id/x61", "id/x62"] {
-        let places = world.content(name)["places"].clone();
-        let mut own = places.as_object().expect("places go by tickets").values();
-        let own = own.find(|place| place["attempt"] == mine.attempt.0);
-        let session = own.map(|place| place["session"].as_str().expect("each has one"));
-        let is_there = |session: &str| sessions.iter().any(|name| name.ends_with(session));
-        assert!(session.is_none_or(is_there), "{again:?} by a session without a cell");
+    // Also if both go into one write, as all that is asked for meanwhile does, whichever comes first.
+    for (number, ids) in [["m", "n"], ["q", "p"]].into_iter().enumerate() {
+        one.cell().next_writes.lock().expect("no panic").push_back(Way::Slow(SECOND));
+        let freezing = async { one.freeze(&id("z"), number == 0).await };
+        let ask = async |nested, id| {
+            sleep(SECOND / if nested == (number == 0) { 10 } else { 5 }).await;
+            let context = if nested { held.context } else { Uuid::fresh() };
+            one.acquire(&AcquireRequest { context, nested, queue: !nested, ..waits(&[id]) }).await
+        };
+        let (frozen, taken, new) = tokio::join!(freezing, ask(true, ids[0]), ask(false, ids[1]));
+        frozen.expect("it makes nothing longer");
+        assert!(matches!(taken, Ok(Acquired::Granted(_))), "{taken:?}");
+        assert!(new.is_err(), "there is no room: {new:?}");
     }
 }
 
