@@ -1,7 +1,5 @@
 //! Sending writes: one request for one item or for many, sent again until it is known what became of it.
 
-use std::time::Duration;
-
 use aws_sdk_dynamodb::{
     Client,
     operation::{transact_write_items::TransactWriteItemsError, update_item::UpdateItemError},
