@@ -20,7 +20,7 @@ impl<C: Cell> Store<C> {
     pub(crate) async fn acquire(self: &Arc<Self>, request: &Arc<Request>) -> Result<Verdict, StoreError> {
         let (scope, begun) = (Scope::of(request), Moment::now());
         let (parts, most) = (self.parts(request.ids()), self.most(request));
-        // Before a step looks for as many that are free: each takes a digit and a comma.
+        // Each permit takes a digit and a comma at least. To look for millions that are free would take long.
         let permits: usize = request.claims.iter().map(|claim| claim.mode.permits() as usize).sum();
         let max = if self.is_apart() { self.cell.most_bytes() } else { most };
         if 2 * permits > max {
@@ -63,8 +63,8 @@ impl<C: Cell> Store<C> {
         }
     }
 
-    /// Decides about a request of which a write is `full`: one that is refused needs none, and one that is known makes it hardly longer.
-    /// `None`: it is not known any more, or by another session.
+    /// Decides about a request whose write is too long. A refusal needs no write, and the step of a request that has a place or holds its
+    /// set makes the cells hardly longer. Returns `None` if it lost that, or if the session was replaced, so that it has to start again.
     async fn acquire_without_room(
         self: &Arc<Self>,
         request: &Arc<Request>,

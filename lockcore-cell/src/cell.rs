@@ -63,8 +63,8 @@ pub struct CellPage {
 /// - **Dropping.** A future may be dropped at any point. A write that was sent by then may still be done.
 ///
 /// Names consist of ASCII letters, digits and `/`. A request makes no cell longer than 1 MiB, or than
-/// [`most_bytes`](Self::most_bytes) if that is less, and the cell of a session has about 1 MiB at most. A release that
-/// grants hundreds of waiters may make a table a few MiB long.
+/// [`most_bytes`](Self::most_bytes) if that is less, and the cell of a session has about 1 MiB at most. Tombstones and
+/// records of breaks, which other steps add, may take some hundred KiB more.
 pub trait Cell: fmt::Debug + Send + Sync + 'static {
     /// The version of a cell, as the store names it.
     type Version: Clone + fmt::Debug + Send + Sync + 'static;

@@ -216,7 +216,7 @@ impl<C: Cell> Store<C> {
             self.sign(&mut table, &stamp, now);
             let content = table.write();
             bytes += content.len();
-            // The room of what waiters will hold is taken already.
+            // Leaves room for what the waiters will hold.
             lengths.push((part, content.len() + if grows { table.reserved() } else { 0 }));
             tables.push((part.clone(), table));
             changes.push(Change { name: part.name().to_owned(), at: at.cloned(), content: content.into() });

@@ -30,7 +30,7 @@ pub(crate) enum StoreError {
     )]
     Contended { in_doubt: bool },
     #[error(
-        "the write would have {bytes} bytes or more, at most {max} are possible: hold and queue for less, or use more namespaces"
+        "the write would need {bytes} bytes or more, with what the waiters will hold, at most {max} are possible: hold and queue for less, or use more namespaces"
     )]
     Full { bytes: usize, max: usize, in_doubt: bool },
     #[error(

@@ -122,6 +122,7 @@ fn every_step_with(table: &Table, sessions: &Sessions) {
         let mut changed = table.clone();
         step(&mut Step::new(&mut changed, sessions, now, NOW, "s"));
         changed.prune(now.lo, 1);
+        let _bytes = changed.reserved();
         let content = changed.write();
         assert!(Table::read(&content).is_ok(), "a step wrote what it cannot read: {changed:?}");
     };

@@ -222,9 +222,10 @@ pub(crate) fn groups(batch: Batch) -> Vec<Batch> {
     groups.into_iter().map(|(_, jobs)| jobs).collect()
 }
 
-/// Returns the positions of steps without which a write may be short enough, where parts have these lengths: those that make longer what
-/// is too long for them, at first those that are given least, else those of several parts where all together are too long. A step of
-/// one part that is not too long fits by itself.
+/// Returns the positions of steps without which a write may be short enough. `lengths` has those of the parts.
+///
+/// These are the growing steps on a part that is longer than they may make it, of these the ones with the least `most`. Where there are
+/// none and all parts together are too long, they are the steps on several parts: one on a single part fits by itself.
 pub(crate) fn can_go(batch: &[Box<dyn Job>], lengths: &[(&Part, usize)], are_long: bool) -> Vec<usize> {
     let all = |can: &dyn Fn(&dyn Job) -> bool| -> Vec<usize> {
         (0..batch.len()).filter(|position| can(&*batch[*position])).collect()

@@ -3,7 +3,7 @@
 //! It is data only; `step` decides. Times are the service's, in microseconds since 1970.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -25,10 +25,7 @@ pub(crate) const MAX_BYTES: usize = 3 << 18;
 pub(crate) const MAX_BYTES_NESTED: usize = 1 << 20;
 
 /// The bytes that a claim takes more when it is held than in the queue.
-const HELD: usize = 90;
-
-/// The bytes that a permit takes at most, as the lowest are granted, of which so many have room.
-const PERMIT: usize = 7;
+const HELD: u64 = 90;
 
 /// The most tombstones that are kept: they must not fill the table.
 const TOMBSTONES: usize = 4096;
@@ -272,24 +269,17 @@ impl Table {
         serde_json::to_vec(self).expect("plain data has a form in JSON")
     }
 
-    /// Returns the bytes by which the table is longer when all who wait hold what they can hold together: one step may grant that.
+    /// Returns the bytes to leave for what the waiters will hold: one step may grant all that can be held together.
     pub(crate) fn reserved(&self) -> usize {
-        let (mut ids, claims) = (HashMap::new(), self.places.values().flat_map(|place| &place.claims));
-        for claim in claims.filter(|claim| self.has(&claim.id)) {
-            let (holders, permits, most): &mut (usize, usize, usize) = ids.entry(&claim.id).or_default();
-            match claim.mode {
-                Mode::Exclusive => *holders = (*holders).max(1),
-                Mode::Shared => *holders += 1,
-                Mode::Slots { permits: wanted, limit } => {
-                    (*holders, *permits) = (*holders + 1, *permits + wanted as usize);
-                    *most = (*most).max(limit as usize);
-                }
-            }
+        let mut ids: BTreeMap<&str, Wanted> = BTreeMap::new();
+        for claim in self.places.values().flat_map(|place| &place.claims).filter(|claim| self.has(&claim.id))
+        {
+            ids.entry(&claim.id).or_default().add(claim.mode);
         }
-        let of_id = |(holders, permits, most): &(usize, usize, usize)| {
-            holders * HELD + (*permits).min(*most) * PERMIT
-        };
-        ids.values().map(of_id).sum()
+        let held = |id| self.ids.get(id).map(|id| &id.held[..]).unwrap_or_default();
+        let taken = |id| held(id).iter().map(|held| held.permits.len() as u64).sum();
+        let all = ids.into_iter().map(|(id, wanted)| wanted.bytes(taken(id)));
+        usize::try_from(all.sum::<u64>()).unwrap_or(usize::MAX)
     }
 
     /// Returns the sessions with a grant or a place.
@@ -362,13 +352,46 @@ impl Table {
     }
 }
 
-/// Returns what no fence and no ticket reaches, though some follow the store's clock. What a step makes of one that is just below is
-/// possible when it is read, too, as time goes on: else a number of one id would make the cells of others unreadable, which are given
-/// the next one.
+/// Returns the bound of fences and tickets, which follow the store's clock. It rises faster than they do: with one that stays the same, a
+/// step on a number just below it would write what cannot be read, also into the cells of other ids.
 fn latest() -> u64 {
     const CENTURIES: Duration = Duration::from_secs(1000 * 365 * 86_400);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     micros(now + CENTURIES)
+}
+
+/// The claims of the waiters for an id.
+#[derive(Default)]
+struct Wanted {
+    exclusive: bool,
+    shared: u64,
+    slots: u64,
+    permits: u64,
+    /// The largest limit of the slots.
+    limit: u64,
+}
+
+impl Wanted {
+    fn add(&mut self, mode: Mode) {
+        match mode {
+            Mode::Exclusive => self.exclusive = true,
+            Mode::Shared => self.shared += 1,
+            Mode::Slots { permits, limit } => {
+                self.slots += 1;
+                self.permits += u64::from(permits);
+                self.limit = self.limit.max(limit.into());
+            }
+        }
+    }
+
+    /// Returns the bytes of what can be held of them together, beside so many permits that are held.
+    fn bytes(&self, held: u64) -> u64 {
+        let (permits, holders) =
+            (self.permits.min(self.limit.saturating_sub(held)), self.slots.min(self.limit));
+        // The lowest indexes are granted. A comma follows each.
+        let index = (held + permits).checked_ilog10().map_or(2, |log| u64::from(log) + 2);
+        (self.shared + holders).max(self.exclusive.into()) * HELD + permits * index
+    }
 }
 
 /// Forgets tombstones that have had their time, and those that would end first if there are too many: a request that is so late that

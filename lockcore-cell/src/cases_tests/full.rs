@@ -43,6 +43,26 @@ async fn those_who_wait_for_many_permits_make_no_release_too_long() {
     assert!(waited.iter().all(Result::is_ok), "{waited:?}");
 }
 
+/// Waiters of whom only one can hold leave their room to others, also beside the one that holds.
+#[tokio::test(start_paused = true)]
+async fn those_who_wait_for_the_same_permits_leave_room() {
+    let world = World::new();
+    let mut process = world.process();
+    process.bytes = Some((40_000, 60_000));
+    let one = world.dao_with(process, LEASE).await;
+    let all = |queue| {
+        let claims = [Claim::slots("a".to_owned(), 4_000).permits(4_000)];
+        let claims = ClaimSet::new(claims, Mode::Exclusive).expect("valid claims");
+        AcquireRequest { claims, queue, ..waits(&["a"]) }
+    };
+    assert!(matches!(one.acquire(&all(false)).await, Ok(Acquired::Granted(_))));
+    for number in 0..20 {
+        let queued = one.acquire(&all(true)).await;
+        assert!(matches!(queued, Ok(Acquired::Queued { .. })), "{number}: {queued:?}");
+    }
+    assert!(matches!(one.acquire(&request(&["b"])).await, Ok(Acquired::Granted(_))));
+}
+
 /// A set of more permits than any cell has room for is refused before they are looked for.
 #[tokio::test(start_paused = true)]
 async fn a_set_of_too_many_permits_is_refused_at_once() {
