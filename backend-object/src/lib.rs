@@ -31,7 +31,7 @@
 //! - Leases are 10 s at least, 30 s on Google's store and Cloudflare's R2, which take one write a second and object.
 //! - A request after which the table would be longer than 768 KiB, some thousand grants, is refused with
 //!   [`Busy`](lockcore::BackendErrorKind::Busy), and for good if its set fits into no table. A request of a caller
-//!   that holds locks already has room up to 1 MiB. What the waiters will hold counts.
+//!   that holds locks already has room up to 1 MiB. What the waiters will hold counts towards these limits.
 //! - A store that ignores the conditions of writes is refused when it is opened.
 //! - A bucket that keeps versions keeps each version of the table: give it a lifecycle rule that deletes noncurrent versions
 //!   below the prefix. Object lock should not be on: it keeps them all.

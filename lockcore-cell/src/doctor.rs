@@ -19,14 +19,14 @@ pub(crate) async fn examine<C: Cell>(store: &Arc<Store<C>>) -> Result<Vec<Findin
     findings.push(Finding::new(Severity::Ok, "service's time", known));
     let size = |step: &mut crate::step::Step<'_>| {
         let waiters = step.table.places.len();
-        (step.table.write().len() + step.table.reserved(), step.table.grants.len(), waiters)
+        (step.table.write().len(), step.table.reserved(), step.table.grants.len(), waiters)
     };
     let rest = Part::rest();
     if !store.is_apart() {
-        let (bytes, grants, waiters) = store.submit(vec![rest.clone()], size).await?;
-        let severity = if bytes < LARGE { Severity::Ok } else { Severity::Warning };
+        let (bytes, reserved, grants, waiters) = store.submit(vec![rest.clone()], size).await?;
+        let severity = if bytes + reserved < LARGE { Severity::Ok } else { Severity::Warning };
         let detail = format!(
-            "{bytes} bytes of at most {MAX_BYTES}, with what the waiters will hold, for {grants} grants and {waiters} waiters: each step writes all of it"
+            "{bytes} bytes, and {reserved} for what the waiters will hold, of at most {MAX_BYTES}, for {grants} grants and {waiters} waiters: each step writes the table"
         );
         findings.push(Finding::new(severity, "size of the table", detail));
     }

@@ -30,7 +30,7 @@ pub(crate) enum StoreError {
     )]
     Contended { in_doubt: bool },
     #[error(
-        "the write would need {bytes} bytes or more, with what the waiters will hold, at most {max} are possible: hold and queue for less, or use more namespaces"
+        "the write needs room for {bytes} bytes or more, of at most {max}: hold and queue for less, or use more namespaces"
     )]
     Full { bytes: usize, max: usize, in_doubt: bool },
     #[error(

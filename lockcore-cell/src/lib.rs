@@ -31,7 +31,7 @@
 //! # Limits
 //! - A request after which the table would be longer than 768 KiB, some thousand grants, is refused with
 //!   [`Busy`](lockcore::BackendErrorKind::Busy), and for good if its set fits into no table. What the waiters will hold
-//!   counts. A request of a caller that holds locks already has room up to 1 MiB. No other step is refused for its
+//!   counts towards these limits. A request of a caller that holds locks already has room up to 1 MiB. No other step is refused for its
 //!   length.
 //! - Where each id has a cell, that is the limit of each of them, and [`most_bytes`](Cell::most_bytes) the limit of
 //!   all in one write. A request whose place would be too long for a write waits without one. A release, a renewal or

@@ -277,8 +277,7 @@ impl Table {
             ids.entry(&claim.id).or_default().add(claim.mode);
         }
         let held = |id| self.ids.get(id).map(|id| &id.held[..]).unwrap_or_default();
-        let taken = |id| held(id).iter().map(|held| held.permits.len() as u64).sum();
-        let all = ids.into_iter().map(|(id, wanted)| wanted.bytes(taken(id)));
+        let all = ids.into_iter().map(|(id, wanted)| wanted.bytes(held(id)));
         usize::try_from(all.sum::<u64>()).unwrap_or(usize::MAX)
     }
 
@@ -384,13 +383,17 @@ impl Wanted {
         }
     }
 
-    /// Returns the bytes of what can be held of them together, beside so many permits that are held.
-    fn bytes(&self, held: u64) -> u64 {
-        let (permits, holders) =
-            (self.permits.min(self.limit.saturating_sub(held)), self.slots.min(self.limit));
-        // The lowest indexes are granted. A comma follows each.
-        let index = (held + permits).checked_ilog10().map_or(2, |log| u64::from(log) + 2);
-        (self.shared + holders).max(self.exclusive.into()) * HELD + permits * index
+    /// Returns the bytes of what can be held of them together, beside what is held or instead of it.
+    fn bytes(&self, held: &[Held]) -> u64 {
+        let taken: u64 = held.iter().map(|held| held.permits.len() as u64).sum();
+        let users = held.iter().filter(|held| !held.permits.is_empty()).count() as u64;
+        let slots = self.slots.min(self.limit.saturating_sub(users));
+        let exclusive = u64::from(self.exclusive && held.is_empty());
+        // The lowest indexes are granted, with a comma after each.
+        let permits = self.permits.min(self.limit.saturating_sub(taken));
+        let digits =
+            |count: u64| count + (1..10).map(|zeros| count.saturating_sub(10_u64.pow(zeros))).sum::<u64>();
+        (self.shared + slots).max(exclusive) * HELD + digits(taken + permits) - digits(taken) + permits
     }
 }
 

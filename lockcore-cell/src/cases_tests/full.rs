@@ -63,6 +63,28 @@ async fn those_who_wait_for_the_same_permits_leave_room() {
     assert!(matches!(one.acquire(&request(&["b"])).await, Ok(Acquired::Granted(_))));
 }
 
+/// A hand-over takes the room that was left for it, and no more.
+#[tokio::test(start_paused = true)]
+async fn a_hand_over_takes_no_more_room() {
+    let world = World::new();
+    let one = world.dao_with(world.process(), LEASE).await;
+    let names: Vec<String> = (0..30).map(|number| format!("{number:016}")).collect();
+    let set: Vec<&str> = names.iter().map(String::as_str).collect();
+    let room = || {
+        let table = world.table();
+        table.write().len() + table.reserved()
+    };
+    let held = take(&one, &names[0]).await;
+    let mut waiting = Vec::new();
+    for _ in 0..3 {
+        waiting.push(one.acquire(&waits(&set)).await.expect("there is room"));
+    }
+    let before = room();
+    release(&one, &held).await;
+    assert_eq!(world.table().ids.len(), 30, "the first of them holds its set");
+    assert!(room() < before + 100, "{} after {before}", room());
+}
+
 /// A set of more permits than any cell has room for is refused before they are looked for.
 #[tokio::test(start_paused = true)]
 async fn a_set_of_too_many_permits_is_refused_at_once() {
