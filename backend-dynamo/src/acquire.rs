@@ -1,30 +1,20 @@
 //! Acquiring a set: one conditional write of all its items, and a decision about what it found if that is refused.
 
 use lockcore::{
-    ConflictReason, Granted, Mode, Owner,
+    ConflictReason, Granted, Mode,
     backend::ServiceTime,
     engine::{self, Verdict},
 };
 
-use crate::{error::StoreError, row::Row, send::Written, state::Step, store::Store, write::Write};
-
-/// A request in stored form.
-#[derive(Clone, Debug)]
-pub(crate) struct Request {
-    pub(crate) context: String,
-    pub(crate) attempt: u64,
-    pub(crate) claims: Vec<StoredClaim>,
-    /// In microseconds.
-    pub(crate) lease: u64,
-    pub(crate) owner: Owner,
-}
-
-/// One claim in stored form.
-#[derive(Clone, Debug)]
-pub(crate) struct StoredClaim {
-    pub(crate) key: String,
-    pub(crate) mode: Mode,
-}
+use crate::{
+    error::StoreError,
+    request::{Request, StoredClaim},
+    row::Row,
+    send::Written,
+    state::Step,
+    store::Store,
+    write::Write,
+};
 
 /// The decision about a request.
 #[derive(Debug)]

@@ -196,6 +196,50 @@ impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
     }
 }
 
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+impl<I, C> DynamoBuilder<I, C> {
+    /// Acts as if this machine's wall clock was ahead by this many seconds.
+    #[must_use]
+    pub fn pretend_ahead(mut self, seconds: i64) -> Self {
+        self.settings.hooks.ahead = seconds;
+        self
+    }
+
+    /// Does not share the estimate of the service's clock with other DAOs of this process.
+    #[must_use]
+    pub fn own_clock(mut self) -> Self {
+        self.settings.hooks.own_clock = true;
+        self
+    }
+
+    /// Goes by a clock that is so many microseconds ahead of the service's, from moment to moment.
+    #[must_use]
+    pub fn service_ahead(mut self, ahead: std::sync::Arc<std::sync::atomic::AtomicU64>) -> Self {
+        self.settings.hooks.service_ahead = ahead;
+        self
+    }
+
+    /// Sends all requests by this client instead of the network, and signs them as of `time`.
+    #[must_use]
+    pub fn simulated(
+        mut self,
+        service: impl aws_smithy_runtime_api::client::http::HttpClient + 'static,
+        time: std::time::SystemTime,
+    ) -> Self {
+        let service = aws_sdk_dynamodb::config::SharedHttpClient::new(service);
+        self.settings.hooks.simulated = Some((service, time));
+        self
+    }
+
+    /// Acts as a program of another version.
+    #[must_use]
+    pub fn program_version(mut self, program: StoreVersion) -> Self {
+        self.settings.program = program;
+        self
+    }
+}
+
 impl<I, C> fmt::Debug for DynamoBuilder<I, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.settings.fmt(f)

@@ -10,18 +10,19 @@ use lockcore::{
 use uuid::Uuid;
 
 use crate::{
-    acquire::{Decision, Request, StoredClaim},
+    acquire::Decision,
     admin,
     config::{DynamoBuilder, TRANSACTION},
     error::StoreError,
     release::{StoredGrant, StoredLock},
+    request::{Request, StoredClaim},
     schema::Schema,
     store::Store,
 };
 
 /// Locks in a DynamoDB table; see the [crate](crate).
 pub struct DynamoLockDao<I = String, C = Uuid> {
-    pub(crate) store: Store,
+    store: Store,
     types: PhantomData<fn() -> (I, C)>,
 }
 
@@ -91,6 +92,20 @@ impl<I: Ident, C: ContextId> DynamoLockDao<I, C> {
             locks: locks.collect(),
             lease: micros(grant.lease),
         }
+    }
+}
+
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+impl<I, C> DynamoLockDao<I, C> {
+    /// Returns what was sent so far. Units are counted from the first call of [`count_units`](Self::count_units) on.
+    pub fn usage(&self) -> crate::testing::Usage {
+        self.store.clients.meter.usage()
+    }
+
+    /// Makes the service return the units of every request from now on.
+    pub fn count_units(&self) {
+        self.store.clients.meter.count_units();
     }
 }
 

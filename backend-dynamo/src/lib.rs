@@ -141,6 +141,7 @@ mod item;
 mod key;
 mod refused;
 mod release;
+mod request;
 mod row;
 mod schema;
 mod send;

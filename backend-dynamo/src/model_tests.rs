@@ -15,7 +15,7 @@ use lockcore_conformance::search::{self, Model, search};
 
 use super::*;
 use crate::{
-    acquire::{Request, StoredClaim},
+    request::{Request, StoredClaim},
     state::Step,
 };
 

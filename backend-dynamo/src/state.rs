@@ -12,7 +12,7 @@ use lockcore::{
 };
 
 use crate::{
-    acquire::Request,
+    request::Request,
     row::{Entry, Row, left},
 };
 
@@ -93,31 +93,6 @@ impl Step {
             lasts: entry.certainly_lasts(self.now),
             broken: entry.broken,
         }
-    }
-}
-
-impl engine::Request for Request {
-    type Id = String;
-    type Context = String;
-
-    fn context(&self) -> &String {
-        &self.context
-    }
-
-    fn attempt(&self) -> AttemptId {
-        AttemptId(self.attempt)
-    }
-
-    fn nested(&self) -> bool {
-        false
-    }
-
-    fn queue(&self) -> bool {
-        false
-    }
-
-    fn claims(&self) -> impl Iterator<Item = (&String, Mode)> {
-        self.claims.iter().map(|claim| (&claim.key, claim.mode))
     }
 }
 

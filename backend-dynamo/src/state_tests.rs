@@ -4,7 +4,7 @@ use lockcore::{backend::Withdraw, engine::Verdict};
 
 use super::*;
 use crate::{
-    acquire::StoredClaim,
+    request::StoredClaim,
     row::{Foreign, SECOND},
 };
 

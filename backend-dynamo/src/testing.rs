@@ -25,21 +25,19 @@ use aws_sdk_dynamodb::{
     types::{ConsumedCapacity, ReturnConsumedCapacity},
 };
 use aws_smithy_async::time::{StaticTimeSource, TimeSource};
-use aws_smithy_runtime_api::client::{http::HttpClient, interceptors::context::Output};
-use lockcore::backend::{ServiceClock, StoreVersion};
-
-use crate::{config::DynamoBuilder, dao::DynamoLockDao};
+use aws_smithy_runtime_api::client::interceptors::context::Output;
+use lockcore::backend::ServiceClock;
 
 /// Ways in which a DAO acts otherwise than in a program.
 #[derive(Clone, Default)]
 pub(crate) struct Hooks {
-    own_clock: bool,
+    pub(crate) own_clock: bool,
     /// Seconds by which this machine's wall clock seems to be ahead.
-    ahead: i64,
+    pub(crate) ahead: i64,
     /// Microseconds by which the service's clock seems to be ahead.
-    service_ahead: Arc<AtomicU64>,
+    pub(crate) service_ahead: Arc<AtomicU64>,
     /// The client that takes the place of the network, and the time of all signatures.
-    simulated: Option<(SharedHttpClient, SystemTime)>,
+    pub(crate) simulated: Option<(SharedHttpClient, SystemTime)>,
 }
 
 impl Hooks {
@@ -73,60 +71,6 @@ impl Hooks {
     }
 }
 
-#[doc(hidden)]
-impl<I, C> DynamoBuilder<I, C> {
-    /// Acts as if this machine's wall clock was ahead by this many seconds.
-    #[must_use]
-    pub fn pretend_ahead(mut self, seconds: i64) -> Self {
-        self.settings.hooks.ahead = seconds;
-        self
-    }
-
-    /// Does not share the estimate of the service's clock with other DAOs of this process.
-    #[must_use]
-    pub fn own_clock(mut self) -> Self {
-        self.settings.hooks.own_clock = true;
-        self
-    }
-
-    /// Goes by a clock that is so many microseconds ahead of the service's, from moment to moment.
-    #[must_use]
-    pub fn service_ahead(mut self, ahead: Arc<AtomicU64>) -> Self {
-        self.settings.hooks.service_ahead = ahead;
-        self
-    }
-
-    /// Sends all requests by this client instead of the network, and signs them as of `time`.
-    #[must_use]
-    pub fn simulated(mut self, service: impl HttpClient + 'static, time: SystemTime) -> Self {
-        self.settings.hooks.simulated = Some((SharedHttpClient::new(service), time));
-        self
-    }
-
-    /// Acts as a program of another version.
-    #[must_use]
-    pub fn program_version(mut self, program: StoreVersion) -> Self {
-        self.settings.program = program;
-        self
-    }
-}
-
-#[doc(hidden)]
-impl<I, C> DynamoLockDao<I, C> {
-    /// Returns what was sent so far. Units are counted from the first call of [`count_units`](Self::count_units) on.
-    pub fn usage(&self) -> Usage {
-        let Meter { requests, units } = &*self.store.clients.meter;
-        let units = units.lock().unwrap_or_else(PoisonError::into_inner);
-        Usage { requests: requests.load(Relaxed), ..units.unwrap_or_default() }
-    }
-
-    /// Makes the service return the units of every request from now on.
-    pub fn count_units(&self) {
-        let units = &self.store.clients.meter.units;
-        units.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default();
-    }
-}
-
 /// The requests so far, and the units that the service counted for them.
 #[doc(hidden)]
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
@@ -145,6 +89,19 @@ pub(crate) struct Meter {
     requests: AtomicU64,
     /// Set where the service is asked to count.
     units: Mutex<Option<Usage>>,
+}
+
+impl Meter {
+    /// Returns the counts so far.
+    pub(crate) fn usage(&self) -> Usage {
+        let units = self.units.lock().unwrap_or_else(PoisonError::into_inner);
+        Usage { requests: self.requests.load(Relaxed), ..units.unwrap_or_default() }
+    }
+
+    /// Makes the service return the units of every request from now on.
+    pub(crate) fn count_units(&self) {
+        self.units.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default();
+    }
 }
 
 /// Counts the requests on items as the SDK sends them.

@@ -3,7 +3,7 @@
 use lockcore::{Granted, backend::Withdraw, engine};
 
 use crate::{
-    acquire::Request, error::StoreError, row::Row, send::Written, state::Step, store::Store, write::Write,
+    error::StoreError, request::Request, row::Row, send::Written, state::Step, store::Store, write::Write,
 };
 
 /// Tombstones end at multiples of this, in microseconds.

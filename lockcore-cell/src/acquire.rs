@@ -7,7 +7,8 @@ use lockcore::backend::Moment;
 use crate::{
     cell::Cell,
     error::StoreError,
-    step::{Request, Step, Verdict},
+    request::Request,
+    step::{Step, Verdict},
     store::{Prepared, Store, hosted},
     table::{MAX_BYTES, MAX_BYTES_NESTED},
     takeover::Scope,
@@ -73,7 +74,7 @@ impl<C: Cell> Store<C> {
         let (store, asked, parts) = (self.clone(), request.clone(), self.parts(request.ids()));
         // The driver has looked at the parts for this request.
         let decided = async move {
-            if store.view(&parts).table.is_new(&asked) {
+            if asked.is_new(&store.view(&parts).table) {
                 return Ok::<_, StoreError>(None);
             }
             let (is_known, verdict) =

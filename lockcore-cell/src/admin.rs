@@ -13,8 +13,8 @@ use serde_json::Map;
 use crate::{
     error::StoreError,
     sessions::name,
-    step::{Step, micros},
-    table::Break,
+    step::Step,
+    table::{Break, micros},
     takeover::SeenCell,
 };
 

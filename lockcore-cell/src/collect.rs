@@ -8,14 +8,10 @@ use crate::{
     cell::Cell,
     error::StoreError,
     parts::{IDS, Part},
+    session::KEPT,
     store::{AT_ONCE, Store},
     table::Table,
 };
-
-/// A cell is kept for so long after its last write, in microseconds: for longer than a renewal takes from its look at the table to
-/// its write, so that none finds its cell gone, and the closed grants with it, in between. A process whose session has been idle for
-/// a quarter of it goes on under another name.
-pub(crate) const KEPT: u64 = 4 * 3600 * 1_000_000;
 
 /// The time for which the highest fence of an id is kept, in microseconds: a store's clock that is set back by less gives none again.
 const FENCE_KEPT: u64 = 3600 * 1_000_000;
@@ -26,9 +22,6 @@ const PAGES: usize = 4;
 /// The folders with cells that end.
 const FOLDERS: [&str; 3] = [SESSIONS, "probe", IDS];
 const SESSIONS: &str = "session";
-
-/// Where a collection goes on: the folder, and the last name that was looked at.
-pub(crate) type Cursor = (&'static str, Option<String>);
 
 impl<C: Cell> Store<C> {
     /// Removes at most `most` cells of sessions that have neither a grant nor a place, and were not written for [`KEPT`]; returns

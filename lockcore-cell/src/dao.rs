@@ -18,9 +18,10 @@ use crate::{
     halves::Halves,
     parts::Part,
     probe,
-    step::{Hold, Losses, Request, Step, Verdict, micros},
+    request::{Hold, Request},
+    step::{Losses, Step, Verdict},
     store::{Store, hosted},
-    table::Claim,
+    table::{Claim, micros},
     takeover::Scope,
     verify,
 };

@@ -20,9 +20,9 @@ use crate::{
     parts::Part,
     pause::Pause,
     queue::{Batch, Job, Rests, answer_longest, can_go, groups, has_groups, parts_of},
-    step::{Step, micros},
+    step::Step,
     store::Store,
-    table::{Stamp, Table, Write},
+    table::{Stamp, Table, Write, micros},
 };
 
 /// The pause after a shared write, as a share of how long it took.

@@ -9,7 +9,8 @@ use lockcore::backend::Withdraw;
 use crate::{
     cell::Cell,
     error::StoreError,
-    step::{Hold, Losses, Request, Step},
+    request::{Hold, Request},
+    step::{Losses, Step},
     store::Store,
 };
 

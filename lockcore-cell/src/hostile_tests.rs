@@ -10,8 +10,9 @@ use lockcore_conformance::hostile::feed;
 
 use crate::{
     admin, poll,
+    request::{Hold, Request},
     session::Session,
-    step::{Hold, Request, Step},
+    step::Step,
     table::{Claim, Table},
     takeover::{Needs, Scope, Seen, SeenCell, Sessions},
 };

@@ -48,6 +48,7 @@ mod admin;
 #[cfg(test)]
 mod cases_tests;
 mod cell;
+mod clean;
 mod collect;
 mod dao;
 mod doctor;
@@ -66,8 +67,10 @@ mod parts;
 mod pause;
 mod poll;
 mod probe;
+mod progress;
 mod queue;
 mod renewals;
+mod request;
 mod session;
 mod sessions;
 mod state;

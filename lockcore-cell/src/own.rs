@@ -8,7 +8,7 @@ use std::{
 
 use lockcore::backend::{Moment, unique_name};
 
-use crate::{collect::KEPT, store::Shared};
+use crate::{progress::Shared, session::KEPT};
 
 /// A session that was written before this, and has nothing in the table, goes on under another name: the cell of the old one may be
 /// collected.

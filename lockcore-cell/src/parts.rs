@@ -6,11 +6,9 @@ use std::{
     sync::Arc,
 };
 
-use crate::{
-    cell::Cell,
-    store::{Known, Store},
-    table::{Place, Table},
-};
+use lockcore::backend::Moment;
+
+use crate::table::{Place, Table};
 
 /// The cell with the table, or with what is said of no id.
 const TABLE: &str = "table";
@@ -61,6 +59,20 @@ impl Part {
     }
 }
 
+/// A version of a part of the table.
+#[derive(Clone, Debug)]
+pub(crate) struct Known<V> {
+    /// `None`: there is no cell yet.
+    pub(crate) version: Option<V>,
+    pub(crate) table: Arc<Table>,
+    /// See [`order`].
+    pub(crate) order: u64,
+    /// The number at which the read or the write began: what was asked for before is true of it.
+    pub(crate) begun: u64,
+    /// The moment at which that began.
+    pub(crate) at: Moment,
+}
+
 /// Some parts, as far as they are known.
 pub(crate) struct View<V> {
     pub(crate) parts: Vec<(Part, Option<Arc<Known<V>>>)>,
@@ -68,53 +80,6 @@ pub(crate) struct View<V> {
     pub(crate) table: Arc<Table>,
     /// The number at which the oldest look at one of them began, 0 if one was never looked at.
     pub(crate) begun: u64,
-}
-
-impl<C: Cell> Store<C> {
-    /// Returns whether each id has a cell of its own.
-    pub(crate) fn is_apart(&self) -> bool {
-        self.cell.at_once() > 1
-    }
-
-    /// Returns the parts with all that is known of these ids.
-    pub(crate) fn parts<'a>(&self, ids: impl IntoIterator<Item = &'a String>) -> Vec<Part> {
-        if !self.is_apart() {
-            return vec![Part::rest()];
-        }
-        let mut parts: Vec<Part> = ids.into_iter().map(|id| Part::of(id)).collect();
-        parts.sort_unstable();
-        parts.dedup();
-        parts
-    }
-
-    /// Returns what is known of some parts; those that were never looked at count as absent.
-    pub(crate) fn view(&self, parts: &[Part]) -> View<C::Version> {
-        let known: Vec<_> = parts.iter().map(|part| (part.clone(), self.known_of(part))).collect();
-        let table = match &known[..] {
-            [(_, Some(known))] => known.table.clone(),
-            all => {
-                let mut table = self.empty(None);
-                for (part, known) in all {
-                    match known {
-                        Some(known) => table.add(&known.table),
-                        None => table.add(&self.empty(Some(part))),
-                    }
-                }
-                table.drop_withdrawn();
-                Arc::new(table)
-            }
-        };
-        let begun = known.iter().map(|(_, known)| known.as_ref().map_or(0, |known| known.begun)).min();
-        // Of nothing all is known.
-        View { parts: known, table, begun: begun.unwrap_or(u64::MAX) }
-    }
-
-    /// Returns the table of a part that has no cell.
-    pub(crate) fn empty(&self, part: Option<&Part>) -> Table {
-        let (ids, mut table) = (part.and_then(Part::id), Table::default());
-        table.of = self.is_apart().then(|| ids.into_iter().collect());
-        table
-    }
 }
 
 impl<V> View<V> {
@@ -175,7 +140,7 @@ fn has(table: &Table, (ticket, place): (&u64, &Place)) -> bool {
 impl Table {
     /// Adds a part. A place is in the parts of all its ids, but for those where its process was taken for dead: it is where it is in
     /// one. Two places may have come at the same time, and have the same ticket: one of them goes, and its waiter asks again.
-    fn add(&mut self, part: &Table) {
+    pub(crate) fn add(&mut self, part: &Table) {
         self.high = self.high.max(part.high);
         self.ticket = self.ticket.max(part.ticket);
         for (session, there) in &part.there {
@@ -202,7 +167,7 @@ impl Table {
     }
 
     /// Drops the places of attempts that were withdrawn from another cell: that of this one could not be written.
-    fn drop_withdrawn(&mut self) {
+    pub(crate) fn drop_withdrawn(&mut self) {
         let withdrawn: BTreeSet<u64> =
             self.ids.values().flat_map(|id| id.tombstones.keys().copied()).collect();
         if !withdrawn.is_empty() {

@@ -19,8 +19,10 @@ use crate::{
     cell::Cell,
     error::StoreError,
     parts::Part,
+    progress::Polling,
+    request::Request,
     state::OFFER,
-    step::{Request, Step},
+    step::Step,
     store::{Store, hosted},
     table::{Held, Table},
     takeover::{Scope, Sessions},
@@ -53,17 +55,6 @@ const MOST_FOLLOWED: usize = 256;
 
 /// A waiter has at most this many before it if it may be served next.
 const FIRST: usize = 2;
-
-/// The poll of a process.
-#[derive(Default)]
-pub(crate) struct Polling {
-    /// Set while it runs.
-    runs: bool,
-    /// Set if the last heartbeat was refused for good.
-    refused: Option<StoreError>,
-    /// The parts whose changes it waits for.
-    watched: BTreeSet<Part>,
-}
 
 /// The state of a waiter by the table.
 pub(crate) enum State {

@@ -12,13 +12,14 @@ use crate::{
     error::StoreError,
     halves::Halves,
     order,
-    parts::{Part, View},
+    parts::{Known, Part, View},
+    request::Hold,
     session::Session,
     sessions::{Changed, IfAbsent},
     state::OFFER,
-    step::{Hold, Losses, Renewable, Step, micros},
-    store::{Known, Store},
-    table::Table,
+    step::{Losses, Renewable, Step},
+    store::Store,
+    table::{Table, micros},
     takeover::ALIVE,
 };
 

@@ -13,6 +13,11 @@ use crate::{
     table::{Held, Stamp, Table},
 };
 
+/// A cell is kept for so long after its last write, in microseconds: for longer than a renewal takes from its look at the table to
+/// its write, so that none finds its cell gone, and the closed grants with it, in between. A process whose session has been idle for
+/// a quarter of it goes on under another name.
+pub(crate) const KEPT: u64 = 4 * 3600 * 1_000_000;
+
 /// The renewal of a grant.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Renewal {

@@ -16,8 +16,9 @@ use lockcore::{
 use serde_json::Map;
 
 use crate::{
-    step::{Request, Step, micros},
-    table::{Grant, Held, Place},
+    request::Request,
+    step::Step,
+    table::{Grant, Held, Place, micros},
 };
 
 /// The time that an offer lasts at most, in microseconds: longer than elsewhere, as the waiter has to look, and to write its session.

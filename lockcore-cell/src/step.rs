@@ -6,41 +6,21 @@
 use std::{
     collections::{BTreeSet, HashMap},
     sync::{Arc, atomic::AtomicU64},
-    time::Duration,
 };
 
 use lockcore::{
     Granted,
-    backend::{AttemptId, ServiceTime, Withdraw, unique_name},
+    backend::{ServiceTime, Withdraw, unique_name},
     engine::{self, Queue, Turn},
     rules::{self, Again},
 };
 use serde_json::Map;
 
 use crate::{
+    request::{Hold, Request},
     table::{Claim, Grant, Held, Place, Stamp, Table, Write},
     takeover::Sessions,
 };
-
-/// A request in stored forms.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Request {
-    pub(crate) context: String,
-    pub(crate) attempt: u64,
-    pub(crate) claims: Vec<Claim>,
-    pub(crate) lease: u64,
-    pub(crate) owner: String,
-    pub(crate) queue: bool,
-    pub(crate) nested: bool,
-}
-
-/// A grant in stored forms: ids with fences.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Hold {
-    pub(crate) context: String,
-    pub(crate) locks: Vec<(String, u64)>,
-    pub(crate) lease: u64,
-}
 
 /// The lost locks of a grant, by position.
 pub(crate) type Losses = engine::Losses;
@@ -80,36 +60,7 @@ pub(crate) struct Step<'a> {
     queues: Option<HashMap<String, Queue>>,
 }
 
-impl engine::Request for Request {
-    type Id = String;
-    type Context = String;
-
-    fn context(&self) -> &String {
-        &self.context
-    }
-
-    fn attempt(&self) -> AttemptId {
-        AttemptId(self.attempt)
-    }
-
-    fn nested(&self) -> bool {
-        self.nested
-    }
-
-    fn queue(&self) -> bool {
-        self.queue
-    }
-
-    fn claims(&self) -> impl Iterator<Item = (&String, lockcore::Mode)> {
-        self.claims.iter().map(|claim| (&claim.id, claim.mode))
-    }
-}
-
 impl Request {
-    pub(crate) fn ids(&self) -> impl Iterator<Item = &String> {
-        self.claims.iter().map(|claim| &claim.id)
-    }
-
     /// Returns the size of a table that has only these claims of the set, in bytes, with numbers as long as they are for long.
     pub(crate) fn size_alone(&self, claims: &[Claim]) -> usize {
         const NUMBER: u64 = 1 << 53;
@@ -121,16 +72,6 @@ impl Request {
         table.writes.insert(session, Write { number: NUMBER, at: NUMBER, kept: 0, rest: Map::new() });
         table.prune(0, 0);
         table.write().len()
-    }
-}
-
-impl Hold {
-    pub(crate) fn ids(&self) -> impl Iterator<Item = &String> {
-        self.locks.iter().map(|(id, _)| id)
-    }
-
-    fn locks(&self) -> impl Iterator<Item = (&String, u64)> {
-        self.locks.iter().map(|(id, fence)| (id, *fence))
     }
 }
 
@@ -308,9 +249,4 @@ impl<'a> Step<'a> {
         let position = held.iter().position(which)?;
         Some(self.table.ids.get_mut(id)?.held.remove(position))
     }
-}
-
-pub(crate) const fn micros(duration: Duration) -> u64 {
-    let micros = duration.as_micros();
-    if micros > u64::MAX as u128 / 8 { u64::MAX / 8 } else { micros as u64 }
 }

@@ -23,19 +23,17 @@ use tokio::sync::Notify;
 
 use crate::{
     cell::{Cell, Found},
-    collect::Cursor,
     error::StoreError,
     order,
     own::OwnSession,
-    parts::{Part, View},
+    parts::{Known, Part, View},
     pause::Pause,
-    poll::Polling,
+    progress::{Cursor, Polling, Shared, Sweeping},
     queue::Queue,
+    request::{Hold, Request},
     sessions::{Access, Book, IfAbsent},
-    step::{Hold, Request},
     table::{Place, Stamp, Table},
     takeover::{Needs, Scope, SeenCell},
-    whole::Sweeping,
 };
 
 /// The most cells that are read or written at once.
@@ -81,46 +79,6 @@ pub(crate) struct Store<C: Cell> {
     pub(crate) way: String,
 }
 
-/// A version of a part of the table.
-#[derive(Clone, Debug)]
-pub(crate) struct Known<V> {
-    /// `None`: there is no cell yet.
-    pub(crate) version: Option<V>,
-    pub(crate) table: Arc<Table>,
-    /// See [`order`].
-    order: u64,
-    /// The number at which the read or the write began: what was asked for before is true of it.
-    pub(crate) begun: u64,
-    /// The moment at which that began.
-    pub(crate) at: Moment,
-}
-
-/// An operation that several callers need at once. It is done by one of them; when it failed while others waited for it, it has
-/// failed for them as well.
-#[derive(Debug, Default)]
-pub(crate) struct Shared(tokio::sync::Mutex<Option<(u64, StoreError)>>);
-
-impl Shared {
-    /// Does it, unless `is_done` by the caller before.
-    pub(crate) async fn once<T>(
-        &self,
-        is_done: impl AsyncFnOnce() -> Result<Option<T>, StoreError>,
-        operation: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, StoreError> {
-        let asked = order::next();
-        let mut failed = self.0.lock().await;
-        if let Some((_, error)) = failed.as_ref().filter(|(ended, _)| *ended > asked) {
-            return Err(error.clone());
-        }
-        if let Some(done) = is_done().await? {
-            return Ok(done);
-        }
-        let outcome = operation.await;
-        *failed = outcome.as_ref().err().map(|error| (order::next(), error.clone()));
-        outcome
-    }
-}
-
 /// The outcome of a preparation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Prepared {
@@ -158,6 +116,51 @@ impl<C: Cell> Store<C> {
             joined: Notify::new(),
             way,
         }
+    }
+
+    /// Returns whether each id has a cell of its own.
+    pub(crate) fn is_apart(&self) -> bool {
+        self.cell.at_once() > 1
+    }
+
+    /// Returns the parts with all that is known of these ids.
+    pub(crate) fn parts<'a>(&self, ids: impl IntoIterator<Item = &'a String>) -> Vec<Part> {
+        if !self.is_apart() {
+            return vec![Part::rest()];
+        }
+        let mut parts: Vec<Part> = ids.into_iter().map(|id| Part::of(id)).collect();
+        parts.sort_unstable();
+        parts.dedup();
+        parts
+    }
+
+    /// Returns what is known of some parts; those that were never looked at count as absent.
+    pub(crate) fn view(&self, parts: &[Part]) -> View<C::Version> {
+        let known: Vec<_> = parts.iter().map(|part| (part.clone(), self.known_of(part))).collect();
+        let table = match &known[..] {
+            [(_, Some(known))] => known.table.clone(),
+            all => {
+                let mut table = self.empty(None);
+                for (part, known) in all {
+                    match known {
+                        Some(known) => table.add(&known.table),
+                        None => table.add(&self.empty(Some(part))),
+                    }
+                }
+                table.drop_withdrawn();
+                Arc::new(table)
+            }
+        };
+        let begun = known.iter().map(|(_, known)| known.as_ref().map_or(0, |known| known.begun)).min();
+        // Of nothing all is known.
+        View { parts: known, table, begun: begun.unwrap_or(u64::MAX) }
+    }
+
+    /// Returns the table of a part that has no cell.
+    pub(crate) fn empty(&self, part: Option<&Part>) -> Table {
+        let (ids, mut table) = (part.and_then(Part::id), Table::default());
+        table.of = self.is_apart().then(|| ids.into_iter().collect());
+        table
     }
 
     fn state(&self) -> MutexGuard<'_, HashMap<Part, Arc<Known<C::Version>>>> {

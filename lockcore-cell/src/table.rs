@@ -15,7 +15,6 @@ use serde_json::Map;
 use crate::{
     error::StoreError,
     format::{FORMAT, Rest, check, is_none, is_zero},
-    step::{Request, micros},
 };
 
 /// The longest form of a table after a step that adds to it, in bytes: each step writes all of it.
@@ -321,17 +320,6 @@ impl Table {
         place.map(|(ticket, _)| *ticket)
     }
 
-    /// Returns whether a request is to wait, has no place yet, and its context holds none of its ids: it is queued at least.
-    pub(crate) fn is_new(&self, request: &Request) -> bool {
-        let holds = |claim: &Claim| {
-            let id = self.ids.get(&claim.id);
-            id.is_some_and(|id| id.held.iter().any(|held| held.grant.context == request.context))
-        };
-        request.queue
-            && self.ticket_of(&request.context, request.attempt).is_none()
-            && !request.claims.iter().any(holds)
-    }
-
     /// Forgets grants of which nothing is held, ids of which nothing is to be known, and what has had its time.
     pub(crate) fn prune(&mut self, lo: u64, writes_kept: u64) {
         self.ids.values_mut().for_each(|id| forget(&mut id.tombstones, lo));
@@ -395,6 +383,12 @@ impl Wanted {
             |count: u64| count + (1..10).map(|zeros| count.saturating_sub(10_u64.pow(zeros))).sum::<u64>();
         (self.shared + slots).max(exclusive) * HELD + digits(taken + permits) - digits(taken) + permits
     }
+}
+
+/// Returns a duration in the unit of the table.
+pub(crate) const fn micros(duration: Duration) -> u64 {
+    let micros = duration.as_micros();
+    if micros > u64::MAX as u128 / 8 { u64::MAX / 8 } else { micros as u64 }
 }
 
 /// Forgets tombstones that have had their time, and those that would end first if there are too many: a request that is so late that

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use crate::{
     cell::{Cell, Found, Written},
     error::StoreError,
-    step::micros,
     store::Store,
+    table::micros,
 };
 
 /// The cell that all replace. It is collected as those of probes are.

@@ -1,10 +1,6 @@
 //! Requests about a whole namespace: on its table, or from page to page of the cells of its ids.
 
-use std::{
-    collections::{BTreeSet, VecDeque},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, TryStreamExt, future::ready, stream};
 use lockcore::{Listing, Page, Swept, backend::Moment};
@@ -12,10 +8,11 @@ use lockcore::{Listing, Page, Swept, backend::Moment};
 use crate::{
     admin,
     cell::Cell,
-    collect::KEPT,
     driver::WRITES_KEPT,
     error::StoreError,
     parts::{IDS, Part},
+    progress::{Pages, Sweeping},
+    session::KEPT,
     step::Step,
     store::{AT_ONCE, Prepared, Store},
     table::Table,
@@ -31,29 +28,6 @@ const PAGES: usize = 16;
 /// The time from its first call in which a sweep collects sessions: one that was granted something since then, and is not among those
 /// that were seen, is not [old](KEPT) yet.
 const USED: Duration = Duration::from_micros(KEPT / 2);
-
-/// The state of a sweep that takes several calls.
-#[derive(Debug, Default)]
-pub(crate) struct Sweeping {
-    pages: Pages,
-    ids_are_done: bool,
-    /// The sessions with a grant or a place in the cells that were looked at.
-    used: BTreeSet<String>,
-    /// The moment of the first look at them.
-    begun: Option<Moment>,
-}
-
-/// A walk along the cells of ids.
-#[derive(Debug, Default)]
-struct Pages {
-    /// The name behind which the next page begins.
-    after: Option<String>,
-    is_over: bool,
-    /// The rest of the last page.
-    parts: VecDeque<Part>,
-    /// The reason why one of them could not be read, and was passed.
-    unreadable: Option<StoreError>,
-}
 
 impl<C: Cell> Store<C> {
     /// Looks at the next parts that can be read; returns them, none at the end.

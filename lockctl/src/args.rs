@@ -9,10 +9,7 @@ use lockcore_any::{Waiting, parse_duration, trimmed};
 use lockcore_torture::worker::Cheat;
 use uuid::Uuid;
 
-use crate::{
-    exit::{self, Code, Failure},
-    once::{Fire, When},
-};
+use crate::exit::{self, Code, Failure};
 
 /// Locks for programs in any language: hold a set of ids while a command runs.
 #[derive(Parser, Debug)]
@@ -294,36 +291,20 @@ pub(crate) struct Run {
     /// ran, CMD is not run: that is no failure (exit code 0), and said on a terminal and with --json only. If CMD fails or lockctl is
     /// killed another host may run it. Name a fire by when it was scheduled, not by the time at which a host starts
     #[arg(long, value_name = "FIRE", value_parser = name, help_heading = "Locks", conflicts_with_all = ["once_per", "keep_for"])]
-    once: Option<String>,
+    pub(crate) once: Option<String>,
     /// The same for a job that all hosts start each PERIOD, such as 24h, without a name for each fire: it may run again half a period
     /// after it began. No host may be late by more
     #[arg(long, value_name = "PERIOD", value_parser = parse_duration, help_heading = "Locks", conflicts_with = "keep_for")]
-    once_per: Option<Duration>,
+    pub(crate) once_per: Option<Duration>,
     /// How long a fire is known to have run, such as 7d [default: 2d]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, help_heading = "Locks", requires = "once")]
-    keep: Option<Duration>,
+    pub(crate) keep: Option<Duration>,
     /// Exit with this code, and print nothing, if others are in the way (else 120 or 124); 0 for a cron job that may be skipped
     #[arg(long, help_heading = "Locks", value_name = "CODE")]
     pub(crate) conflict_exit_code: Option<u8>,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "CMD", help_heading = "Arguments")]
     pub(crate) command: Vec<OsString>,
-}
-
-impl Run {
-    /// Returns the fire that the command is to be run for, if it is.
-    pub(crate) fn fire(&self) -> Result<Option<Fire>, Failure> {
-        let (option, when) = match (&self.once, self.once_per) {
-            (Some(fire), _) => ("--once", When::Named(fire.clone(), self.keep)),
-            (None, Some(period)) => ("--once-per", When::Each(period)),
-            (None, None) => return Ok(None),
-        };
-        let only = self.locking.only_id();
-        let name = only.ok_or_else(|| {
-            Failure::usage(format!("{option}: it needs one --id, the name of the job, and no other locks"))
-        })?;
-        Ok(Some(Fire { name: name.to_owned(), when }))
-    }
 }
 
 #[derive(Args, Debug)]
@@ -414,7 +395,7 @@ impl Locking {
     }
 
     /// Returns the id, if that is all.
-    fn only_id(&self) -> Option<&str> {
+    pub(crate) fn only_id(&self) -> Option<&str> {
         let Claims { id, shared, slots, subtree, global } = &self.claims;
         let others = !shared.is_empty() || !slots.is_empty() || !subtree.is_empty() || *global;
         match &id[..] {

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::{
+    args::Run,
     environment::{self, Guard},
     exit::Failure,
     output::{Output, say},
@@ -20,13 +21,13 @@ use crate::{
 /// A fire of a job.
 #[derive(Clone, Debug)]
 pub(crate) struct Fire {
-    pub(crate) name: String,
-    pub(crate) when: When,
+    name: String,
+    when: When,
 }
 
 /// The part of a fire that tells it from others of its job.
 #[derive(Clone, Debug)]
-pub(crate) enum When {
+enum When {
     /// Its name, and for how long it is kept if that is not the default.
     Named(String, Option<Duration>),
     /// The time between two fires.
@@ -34,6 +35,20 @@ pub(crate) enum When {
 }
 
 impl Fire {
+    /// Returns the fire that the command is to be run for, if it is.
+    pub(crate) fn of(run: &Run) -> Result<Option<Self>, Failure> {
+        let (option, when) = match (&run.once, run.once_per) {
+            (Some(fire), _) => ("--once", When::Named(fire.clone(), run.keep)),
+            (None, Some(period)) => ("--once-per", When::Each(period)),
+            (None, None) => return Ok(None),
+        };
+        let only = run.locking.only_id();
+        let name = only.ok_or_else(|| {
+            Failure::usage(format!("{option}: it needs one --id, the name of the job, and no other locks"))
+        })?;
+        Ok(Some(Fire { name: name.to_owned(), when }))
+    }
+
     /// Returns the id that stays locked after a success.
     pub(crate) fn id(&self) -> String {
         match &self.when {

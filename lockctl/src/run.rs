@@ -50,7 +50,7 @@ impl<G> Locked<G> {
 
 /// Holds the locks while the command runs; gives the exit code.
 pub(crate) async fn run(global: &Global, args: Run, output: Output) -> Result<u8, Failure> {
-    let fire = args.fire()?;
+    let fire = Fire::of(&args)?;
     environment::check_room(&fire.as_ref().map_or_else(|| args.locking.claims(), |fire| Ok(fire.claims()))?)?;
     let mut signals = listen()?;
     let locked = match &fire {

@@ -4,7 +4,7 @@ use std::{fmt, marker::PhantomData, str::FromStr, time::Duration};
 
 #[cfg(feature = "testing")]
 use lockcore::backend::StoreVersion;
-use lockcore::{ContextId, Ident};
+use lockcore::{Capabilities, ContextId, Ident};
 use sqlx::{ConnectOptions, PgPool, postgres::PgConnectOptions};
 
 use super::schema::VERSION;
@@ -267,6 +267,18 @@ impl<I, C> PostgresBuilder<I, C> {
             None => source.options(),
         };
         Ok((source, listen, self.options))
+    }
+}
+
+/// Declares what this backend can do.
+pub fn capabilities() -> Capabilities {
+    Capabilities {
+        push: true,
+        shortening: true,
+        // An operation takes about a millisecond, and a lease has to be renewed at a third of it.
+        min_lease: Duration::from_millis(100),
+        max_ids: 1000,
+        ..Capabilities::shared_store("postgres")
     }
 }
 

@@ -1,8 +1,6 @@
 //! The DAO of Postgres, and how it is opened.
 
-use std::time::Duration;
-
-use lockcore::{BackendError, Capabilities, ContextId, Ident, LockDao, forward_lock_dao};
+use lockcore::{BackendError, ContextId, Ident, LockDao, forward_lock_dao};
 use uuid::Uuid;
 
 use super::{config::PostgresBuilder, engine::Postgres};
@@ -85,17 +83,5 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
         options.cells.refuse("postgres")?;
         let opened = ServerLockDao::over(Postgres::new(source, listen, options)).await;
         opened.map(PostgresLockDao).map_err(|error| tried(user.as_deref(), error))
-    }
-}
-
-/// Declares what this backend can do.
-pub fn capabilities() -> Capabilities {
-    Capabilities {
-        push: true,
-        shortening: true,
-        // An operation takes about a millisecond, and a lease has to be renewed at a third of it.
-        min_lease: Duration::from_millis(100),
-        max_ids: 1000,
-        ..Capabilities::shared_store("postgres")
     }
 }

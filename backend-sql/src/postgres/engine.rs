@@ -16,8 +16,7 @@ use sqlx::{
 };
 
 use super::{
-    config::{Commit, Options, Source},
-    dao::capabilities,
+    config::{Commit, Options, Source, capabilities},
     doctor,
     error::unconnected,
     form,

@@ -123,6 +123,6 @@ mod schema;
 #[doc(hidden)]
 pub use cells::PostgresCells;
 pub use cells::PostgresStatementsLockDao;
-pub use config::{Commit, PostgresBuilder};
-pub use dao::{PostgresLockDao, capabilities};
+pub use config::{Commit, PostgresBuilder, capabilities};
+pub use dao::PostgresLockDao;
 pub use schema::{schema_sql, statements_schema_sql};

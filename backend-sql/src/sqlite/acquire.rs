@@ -1,29 +1,15 @@
 //! Taking a set.
 
 use lockcore::{
-    Granted, Mode, Owner,
-    backend::AttemptId,
+    Granted,
     engine::{self, Reasons, Table as _},
 };
 
 use super::{
     error::StoreError,
-    row::{Key, Set, Text},
+    row::{Request, Text},
     step::Step,
 };
-
-/// A request in stored forms.
-#[derive(Clone, Debug)]
-pub(super) struct Request {
-    pub(super) context: Text,
-    pub(super) attempt: i64,
-    pub(super) claims: Set,
-    pub(super) lease: i64,
-    pub(super) owner: Owner,
-    pub(super) queue: bool,
-    pub(super) nested: bool,
-    pub(super) detached: bool,
-}
 
 /// The outcome of a request.
 #[derive(Debug)]
@@ -35,31 +21,6 @@ pub(super) enum Verdict {
         /// The time until the first lease in the way ends, in microseconds from now.
         first_end: i64,
     },
-}
-
-impl engine::Request for Request {
-    type Id = Key;
-    type Context = Text;
-
-    fn context(&self) -> &Text {
-        &self.context
-    }
-
-    fn attempt(&self) -> AttemptId {
-        AttemptId(self.attempt as u64)
-    }
-
-    fn nested(&self) -> bool {
-        self.nested
-    }
-
-    fn queue(&self) -> bool {
-        self.queue
-    }
-
-    fn claims(&self) -> impl Iterator<Item = (&Key, Mode)> {
-        self.claims.iter().map(|claim| (&claim.id, claim.mode))
-    }
 }
 
 /// Takes the whole set, or nothing of it; with `heartbeat` one is written where a place is taken.

@@ -11,14 +11,14 @@ use lockcore::{
 use uuid::Uuid;
 
 use super::{
-    acquire::{Request, Verdict},
+    acquire::Verdict,
     admin,
     clock::micros,
     config::SqliteBuilder,
     database::Database,
     doctor,
     release::{self, Hold},
-    row::{Key, Text, Wanted},
+    row::{Key, Request, Text, Wanted},
     sweep,
     worker::Worker,
 };

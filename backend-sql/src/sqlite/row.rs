@@ -6,7 +6,7 @@ use bytes::Bytes;
 use lockcore::{
     Ident, Mode, Owner, StoredContext, Target,
     backend::AttemptId,
-    engine::{Held, Own, Turn},
+    engine::{self, Held, Own, Turn},
 };
 use rusqlite::{
     Row,
@@ -15,7 +15,6 @@ use rusqlite::{
 use smallvec::SmallVec;
 
 use super::{
-    acquire::Request,
     clock::{self, LeaseAt, Now},
     statements::state,
 };
@@ -157,6 +156,44 @@ impl HeldRow {
             lasts: true,
             broken: self.broken,
         }
+    }
+}
+
+/// A request in stored forms.
+#[derive(Clone, Debug)]
+pub(super) struct Request {
+    pub(super) context: Text,
+    pub(super) attempt: i64,
+    pub(super) claims: Set,
+    pub(super) lease: i64,
+    pub(super) owner: Owner,
+    pub(super) queue: bool,
+    pub(super) nested: bool,
+    pub(super) detached: bool,
+}
+
+impl engine::Request for Request {
+    type Id = Key;
+    type Context = Text;
+
+    fn context(&self) -> &Text {
+        &self.context
+    }
+
+    fn attempt(&self) -> AttemptId {
+        AttemptId(self.attempt as u64)
+    }
+
+    fn nested(&self) -> bool {
+        self.nested
+    }
+
+    fn queue(&self) -> bool {
+        self.queue
+    }
+
+    fn claims(&self) -> impl Iterator<Item = (&Key, Mode)> {
+        self.claims.iter().map(|claim| (&claim.id, claim.mode))
     }
 }
 

@@ -14,12 +14,11 @@ use rusqlite::{CachedStatement, Connection, OptionalExtension, Params, Statement
 use smallvec::SmallVec;
 
 use super::{
-    acquire::Request,
     clock::{Clock, LeaseAt, Now, micros},
     error::StoreError,
     opened::Opened,
     process::Process,
-    row::{HeldRow, IndexesColumn, Key, Place, Set, Text, Wanted, mode_columns},
+    row::{HeldRow, IndexesColumn, Key, Place, Request, Set, Text, Wanted, mode_columns},
     statements::{Statements, state},
 };
 

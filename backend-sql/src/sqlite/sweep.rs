@@ -154,8 +154,8 @@ mod tests {
     use crate::{
         SqliteLockDao,
         sqlite::{
-            acquire::{Request, Verdict, acquire},
-            row::{Text, Wanted},
+            acquire::{Verdict, acquire},
+            row::{Request, Text, Wanted},
             store::Store,
         },
     };

@@ -11,10 +11,9 @@ use lockcore::{
 use rusqlite::{OptionalExtension, Row, params};
 
 use super::{
-    acquire::Request,
     clock::micros,
     error::StoreError,
-    row::{HeldRow, Key, Place, Text, Wanted, mode_at, mode_columns},
+    row::{HeldRow, Key, Place, Request, Text, Wanted, mode_at, mode_columns},
     statements::state,
     step::{Handed, Liveness, Step, hold_one},
 };

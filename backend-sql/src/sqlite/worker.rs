@@ -17,12 +17,12 @@ use lockcore::{
 };
 
 use super::{
-    acquire::{self, Request, Verdict},
+    acquire::{self, Verdict},
     busy, clock,
     config::Settings,
     error::StoreError,
     file::Files,
-    row::Key,
+    row::{Key, Request},
     schema,
     step::{Handed, Step},
     store::Store,

@@ -15,7 +15,10 @@ use lockcore::{BackendError, BackendErrorKind, LockingService, backend::ServiceT
 use tokio::time::{Instant, sleep};
 
 use super::{Locks, SECOND};
-use crate::{Cell, CellLockDao, CellPage, CellSettings, Change, Found, Written, step::micros, table::Table};
+use crate::{
+    Cell, CellLockDao, CellPage, CellSettings, Change, Found, Written,
+    table::{Table, micros},
+};
 
 const READ: Duration = Duration::from_millis(30);
 const WRITE: Duration = Duration::from_millis(60);

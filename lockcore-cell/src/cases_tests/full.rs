@@ -16,7 +16,8 @@ use super::{
     take,
 };
 use crate::{
-    step::{Request, Step, Verdict},
+    request::Request,
+    step::{Step, Verdict},
     table::{self, Table},
     takeover::Sessions,
 };

@@ -8,7 +8,8 @@ use super::{
 };
 use crate::{
     poll::{self, State as Look},
-    step::{Hold, Request, Step, Verdict},
+    request::{Hold, Request},
+    step::{Step, Verdict},
     table::{Claim, Table, Write},
     takeover::{Needs, Scope},
 };

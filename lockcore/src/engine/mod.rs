@@ -19,5 +19,6 @@ pub use self::{
     queue::Queue,
     serve::serve,
     state::{Back, Held, Look, New, Own, Request, Table, Terms, Turn},
-    step::{Losses, Reasons, Verdict, acquire, leave, release, renew, withdraw},
+    step::{Losses, Verdict, acquire, leave, release, renew, withdraw},
+    weigh::Reasons,
 };

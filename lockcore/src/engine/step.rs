@@ -4,15 +4,12 @@ use super::{
     Request, Table, Terms,
     grant::{grant, undo},
     serve,
-    weigh::{Stance, Weighed, weigh},
+    weigh::{Reasons, Stance, Weighed, weigh},
 };
 use crate::{
-    ConflictReason, Granted, LossReason, Withdraw,
+    Granted, LossReason, Withdraw,
     rules::{self, Again},
 };
-
-/// The reasons against a set, with the positions of the claims.
-pub type Reasons<C> = Vec<(usize, ConflictReason<C>)>;
 
 /// The lost locks of a grant, by position.
 pub type Losses = Vec<(usize, LossReason)>;

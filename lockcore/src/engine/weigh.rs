@@ -1,10 +1,13 @@
 //! The reasons against granting a set: the rules of the holders and of the queue.
 
-use super::{Own, Request, Table, Turn, step::Reasons};
+use super::{Own, Request, Table, Turn};
 use crate::{
     ConflictReason, Holder, MAX_HOLDERS_LISTED, Mode, StoredContext,
     rules::{self, Again},
 };
+
+/// The reasons against a set, with the positions of the claims.
+pub type Reasons<C> = Vec<(usize, ConflictReason<C>)>;
 
 /// The relation of a claim to what its context holds of the id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

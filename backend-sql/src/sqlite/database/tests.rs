@@ -6,11 +6,11 @@ use super::*;
 use crate::{
     SqliteLockDao,
     sqlite::{
-        acquire::{Request, Verdict},
+        acquire::Verdict,
         admin::{freeze, inspect},
         clock,
         release::{Hold, release},
-        row::{Key, Text, Wanted},
+        row::{Key, Request, Text, Wanted},
         table::OFFER,
     },
 };
