@@ -30,6 +30,15 @@ const YOUNG: u32 = 5;
 /// A first renewal is decided by a table that was looked at so long ago.
 const RECENT: Duration = Duration::from_secs(1);
 
+/// The outcome of a heartbeat.
+enum Beat {
+    Written(Arc<Session>),
+    /// The cell of the session was removed.
+    Gone,
+    /// Nothing was written: what it was to renew was released while it waited for the heartbeat before, or was asked for too long ago.
+    GivenUp,
+}
+
 impl<C: Cell> Store<C> {
     /// Renews what a grant still holds: in the cell of its session, unless only a part of what is held under a fence is to be renewed,
     /// for longer than the table has it, or there is no room left in the cell. The last renewal may be for less than those before. Returns what is lost, and from when the lease counts.
@@ -151,10 +160,17 @@ impl<C: Cell> Store<C> {
                 fences.iter().all(|fence| until_of(fence).is_some_and(|of| of >= until))
             };
             let extended = self.own.extended(fences).filter(|sent| sent.elapsed() < young);
-            Ok(extended.zip(known.filter(lasts)).map(|(sent, session)| (Some(sent), Some(session))))
+            Ok(extended.zip(known.filter(lasts)).map(|(sent, session)| Some((Some(sent), Some(session)))))
         };
-        let beat = async { Ok((None, self.write_beat(name, fences).await?)) };
-        self.own.beating.once(is_done, beat).await
+        let beat = async {
+            Ok(match self.write_beat(name, fences).await? {
+                Beat::Written(session) => Some((None, Some(session))),
+                Beat::Gone => Some((None, None)),
+                Beat::GivenUp => None,
+            })
+        };
+        // That this one was given up is no failure of those who waited for its heartbeat: the next of them makes one.
+        self.own.beating.once(is_done, beat).await?.ok_or(StoreError::Contended { in_doubt: false })
     }
 
     /// Shows that the waiters of this process are alive, unless that was done within `pause`.
@@ -177,17 +193,15 @@ impl<C: Cell> Store<C> {
         }
     }
 
-    /// Writes the session of this process, which extends what is `wanted` and all else that is due; returns it, or `None` if its cell
-    /// was removed.
-    async fn write_beat(&self, name: &str, wanted: &[u64]) -> Result<Option<Arc<Session>>, StoreError> {
+    /// Writes the session of this process, which extends what is `wanted` and all else that is due.
+    async fn write_beat(&self, name: &str, wanted: &[u64]) -> Result<Beat, StoreError> {
         let (own, exists) = self.own.name();
         if own != name {
-            return Ok(None);
+            return Ok(Beat::Gone);
         }
         let (sent, leases) = (Moment::now(), self.own.due(wanted));
-        // Given up while it waited for the heartbeat before, or too long ago: then it is asked for again.
         if wanted.iter().any(|fence| !leases.contains_key(fence)) {
-            return Err(StoreError::Contended { in_doubt: false });
+            return Ok(Beat::GivenUp);
         }
         let known = self.known(&[Part::rest()]);
         let waits = self.waiters.count() > 0;
@@ -209,7 +223,7 @@ impl<C: Cell> Store<C> {
         match changed {
             Ok(Changed::To(session)) => {
                 self.own.beaten(name, sent, &leases);
-                return Ok(Some(session));
+                return Ok(Beat::Written(session));
             }
             Ok(Changed::Gone) | Err(StoreError::Session(_)) => {
                 // All that follows is another session's; those who wait move there by asking again.
@@ -218,7 +232,7 @@ impl<C: Cell> Store<C> {
             }
             Err(_) => {}
         }
-        changed.map(|_| None)
+        changed.map(|_| Beat::Gone)
     }
 
     /// Renews grants of another session: a process may go on with what another one took.

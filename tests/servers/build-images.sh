@@ -50,7 +50,7 @@ fi
 run() {
   local log=$work/$1.log
   shift
-  "$@" >"$log" 2>&1 || { say "failed: $*"; tail -5 "$log" >&2; return 1; }
+  "$@" >"$log" 2>&1 || { say "failed: $*"; tail -40 "$log" >&2; return 1; }
 }
 
 if ! command -v debootstrap >/dev/null; then
@@ -71,8 +71,10 @@ base() {
   cp /etc/apt/apt.conf.d/* "$root/etc/apt/apt.conf.d/" 2>/dev/null || true
   # a mirror's copy of sid can be some days old
   run "update-$suite" chroot "$root" apt-get -qq -o Acquire::Check-Valid-Until=false update
-  run "install-$suite" env DEBIAN_FRONTEND=noninteractive \
-    chroot "$root" apt-get install -y -qq --no-install-recommends "$@"
+  # once more if it fails: MySQL's package starts a server as it is configured, and gives up where that is slow
+  local install=(env DEBIAN_FRONTEND=noninteractive
+    chroot "$root" apt-get install -y -qq --no-install-recommends "$@")
+  run "install-$suite" "${install[@]}" || run "install-$suite" "${install[@]}"
   rm -rf "$root"/var/cache/apt "$root"/var/lib/apt/lists/* "$root"/usr/share/{doc,man,locale} \
     "$root"/var/lib/mysql "$root"/etc/apt/apt.conf.d/*
   tar -C "$root" -c . | docker import - "standin/base-$suite" >/dev/null

@@ -164,3 +164,35 @@ async fn a_renewal_that_had_to_wait_extends_the_lease() {
     let least = world.now() + 9_000_000;
     assert!(until.is_some_and(|until| until >= least), "until {until:?}, {least} at least");
 }
+
+/// 2.5: a renewal does not fail because another one, which asked for the next heartbeat before it, was given up by a release.
+#[tokio::test(start_paused = true)]
+async fn a_release_fails_no_renewal_of_another_grant() {
+    let world = World::new();
+    let dao = std::sync::Arc::new(world.dao_with(world.process(), 10 * SECOND).await);
+    let released = Grant { lease: Some(LEASE), ..take(&dao, "released").await };
+    let held = Grant { lease: Some(LEASE), ..take(&dao, "held").await };
+    for grant in [&released, &held] {
+        dao.renew(grant).await.expect("the store answers");
+    }
+    sleep(4 * SECOND).await;
+    dao.cell().next_writes.lock().expect("no panic").push_back(Way::Slow(2 * SECOND));
+    let beating = tokio::spawn({
+        let dao = dao.clone();
+        async move { dao.store.show_life(Duration::ZERO).await }
+    });
+    let renewing = |grant: &Grant<String, uuid::Uuid>| {
+        let (dao, grant) = (dao.clone(), grant.clone());
+        tokio::spawn(async move { dao.renew(&grant).await })
+    };
+    sleep(SECOND / 10).await;
+    let given_up = renewing(&released);
+    sleep(SECOND / 2).await;
+    let renewed = renewing(&held);
+    sleep(SECOND / 2).await;
+    assert_eq!(dao.release(&released).await.expect("the store answers").lost, []);
+    assert_eq!(renewed.await.expect("no panic").expect("it is held").lost, []);
+    // It may fail: there is nothing left to renew.
+    let _ = given_up.await.expect("no panic");
+    beating.await.expect("no panic").expect("the store answers");
+}
