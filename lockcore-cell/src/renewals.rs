@@ -51,12 +51,15 @@ impl<C: Cell> Store<C> {
         // Others that look at the same time share it. A lock that was just handed over was just looked at, and its offer ends soon.
         let (asked, fences) = (order::next(), hold.locks.iter().map(|(_, fence)| *fence).collect::<Vec<_>>());
         let (is_first, own) = (self.own.extended(&fences).is_none(), self.own.name().0);
-        let soon = self.cell.now().await?.hi.saturating_add(OFFER);
+        // The time may cost a request.
+        let soon = if is_first { Some(self.cell.now().await?.hi.saturating_add(OFFER)) } else { None };
         let is_offer = |table: &Table| {
             let is_own_offer = |(id, fence): &(String, u64)| {
                 let mut held = table.ids.get(id).into_iter().flat_map(|state| &state.held);
                 let held = held.find(|held| held.fence == *fence);
-                held.is_some_and(|held| held.grant.session == own && held.until <= soon)
+                held.is_some_and(|held| {
+                    held.grant.session == own && soon.is_some_and(|soon| held.until <= soon)
+                })
             };
             hold.locks.iter().all(is_own_offer)
         };
@@ -64,7 +67,7 @@ impl<C: Cell> Store<C> {
             let is_recent = |(_, known): &(Part, Option<Arc<Known<_>>>)| {
                 known.as_ref().is_some_and(|known| known.at.elapsed() < RECENT)
             };
-            known.begun > asked || (is_first && known.parts.iter().all(is_recent) && is_offer(&known.table))
+            known.begun > asked || (known.parts.iter().all(is_recent) && is_offer(&known.table))
         };
         let known = self.table_with(&hold, suits).await?;
         let now = self.cell.now().await?;

@@ -32,7 +32,7 @@ use crate::{
     queue::Queue,
     request::{Hold, Request},
     sessions::{Access, Book, IfAbsent},
-    table::{Place, Stamp, Table},
+    table::{Held, Place, Stamp, Table},
     takeover::{Needs, Scope, SeenCell},
 };
 
@@ -389,16 +389,20 @@ impl<C: Cell> Store<C> {
         let highest = hold.locks.iter().map(|(_, fence)| *fence).max().unwrap_or(0);
         let parts = self.parts(hold.ids());
         let known = self.table(&parts, |known| suits(known) && known.table.high >= highest).await?;
-        let (now, sessions, own) = (self.cell.now().await?, self.sessions.all(), self.own.name().0);
-        let mut unsure = BTreeSet::new();
+        let own = self.own.name().0;
+        let mut of_others = Vec::new();
         for (id, fence) in &hold.locks {
-            let state = known.table.ids.get(id);
-            for held in state.into_iter().flat_map(|state| &state.held).filter(|held| held.fence == *fence) {
-                let session = &held.grant.session;
-                let is_unsure = known.table.until(id, held, &sessions, now) < now.hi;
-                unsure.extend(Some(session).filter(|session| is_unsure && **session != own));
-            }
+            let held = known.table.ids.get(id).into_iter().flat_map(|state| &state.held);
+            let of_other = |held: &&Held| held.fence == *fence && held.grant.session != own;
+            of_others.extend(held.filter(of_other).map(|held| (id, held)));
         }
+        if of_others.is_empty() {
+            return Ok(known);
+        }
+        let (now, sessions) = (self.cell.now().await?, self.sessions.all());
+        let is_unsure = |(id, held): &(&String, &Held)| known.table.until(id, held, &sessions, now) < now.hi;
+        let unsure: BTreeSet<&String> =
+            of_others.into_iter().filter(is_unsure).map(|(_, held)| &held.grant.session).collect();
         for session in unsure {
             self.sessions.read(&self.cell, session).await?;
         }
