@@ -1,4 +1,4 @@
-//! Cleaning of a table before a step decides: leases that are over, and the places of the dead.
+//! Cleaning of a table beside what a step decides: leases that are over, and the places of the dead.
 
 use std::{collections::BTreeSet, time::Duration};
 

@@ -65,7 +65,7 @@ pub(crate) struct Known<V> {
     /// `None`: there is no cell yet.
     pub(crate) version: Option<V>,
     pub(crate) table: Arc<Table>,
-    /// See [`order`].
+    /// The order of two reads, see [`order`](crate::order).
     pub(crate) order: u64,
     /// The number at which the read or the write began: what was asked for before is true of it.
     pub(crate) begun: u64,

@@ -1,7 +1,7 @@
 //! A step: what a request makes of a table. Pure: no input or output, no clock of its own, and only `lockcore::engine` decides.
 //!
 //! Whether a holder's lease has ended is known from the table and from the cell of its session. A step takes over from a
-//! holder only if that cell was [closed](crate::session::Session::closed) before, so that no later renewal succeeds; `driver` sees to it.
+//! holder only if that cell was [closed](crate::session::Session::closed) before, so that no later renewal succeeds; `store` sees to it.
 
 use std::{
     collections::{BTreeSet, HashMap},

@@ -1,6 +1,7 @@
 //! The table: all that is known of a namespace, and its form in JSON.
 //!
-//! It is data only; `step` decides. Times are the service's, in microseconds since 1970.
+//! It is data only; `step` decides. Times are the service's, in microseconds since 1970; only the bound of numbers that can be read goes
+//! by this host's clock.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,8 +24,8 @@ pub(crate) const MAX_BYTES: usize = 3 << 18;
 /// The longest form after a request of a holder: those who wait for what it holds do not keep it from its end.
 pub(crate) const MAX_BYTES_NESTED: usize = 1 << 20;
 
-/// The bytes that a claim takes more when it is held than in the queue.
-const HELD: u64 = 90;
+/// The most bytes that a claim takes more when it is held than in the queue, but for its permits.
+const HELD: u64 = 102;
 
 /// The most tombstones that are kept: they must not fill the table.
 const TOMBSTONES: usize = 4096;

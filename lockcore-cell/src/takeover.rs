@@ -1,8 +1,8 @@
 //! Sessions of other processes, as far as they matter to a step: what has to be read of them, which locks have to be closed to
 //! renewal before a step may take over, and what that evidence says of a lease or a place. Pure, as a step is.
 //!
-//! This is the one place that says what the cell of a session means: one that is there, absent, or unreadable, and a renewal that a
-//! clock that was set back has left in the future.
+//! This is the one place that says what the cell of a session means for a lease or a place: one that is there, absent, or unreadable, and a
+//! renewal that a clock that was set back has left in the future. `clean` writes into the table what follows from it for others.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

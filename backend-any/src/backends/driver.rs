@@ -1,4 +1,4 @@
-//! URLs for drivers that read them themselves.
+//! Checks that several drivers have in common: of URLs that they read themselves, files of certificates, options that go together.
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 

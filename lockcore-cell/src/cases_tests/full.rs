@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 use lockcore::{
-    Claim, ClaimSet, FreshContext, LockDao, LockingService, MAX_PERMITS, Mode, Wait,
+    Claim, ClaimSet, FreshContext, Grant, LockDao, LockingService, MAX_PERMITS, Mode, Wait,
     backend::{AcquireRequest, Acquired, AttemptId, ServiceTime},
 };
 use tokio::time::{sleep, timeout};
@@ -133,6 +133,42 @@ async fn a_holder_goes_on_beside_those_who_fill_the_table() {
         frozen.expect("it makes nothing longer");
         assert!(matches!(taken, Ok(Acquired::Granted(_))), "{taken:?}");
         assert!(new.is_err(), "there is no room: {new:?}");
+    }
+}
+
+/// 3.7: nor do they where each id has a cell, and the places of few fill what one write can have of all of them.
+#[tokio::test(start_paused = true)]
+async fn a_holder_goes_on_beside_those_whose_places_are_too_long_together() {
+    // Also if it names what it holds, so that it has all ids of the waiters.
+    for again in [None, Some("x")] {
+        let world = World::new();
+        let mut process = world.process();
+        (process.at_once, process.bytes) = (128, Some((100_000, 150_000)));
+        let one = world.dao_with(process.clone(), LEASE).await;
+        let two = LockingService::new(world.dao_with(process, LEASE).await);
+        let held = request(&["x"]);
+        assert!(matches!(one.acquire(&held).await, Ok(Acquired::Granted(_))));
+        let names: Vec<String> = (0..40).map(|number| format!("{number:040}")).collect();
+        let waiting = join_all(names.chunks(20).flat_map(|half| vec![half; 5]).map(|half| {
+            let (two, mut set) = (two.clone(), half.to_vec());
+            set.push("x".to_owned());
+            async move { two.wait(Wait::forever()).run_locked(set, async || sleep(SECOND).await).await }
+        }));
+        let going_on = async {
+            sleep(10 * SECOND).await;
+            let all: Vec<&str> = names.iter().map(String::as_str).chain(again).collect();
+            let nested =
+                AcquireRequest { context: held.context, nested: true, lease: held.lease, ..waits(&all) };
+            let granted = one.acquire(&nested).await;
+            let Ok(Acquired::Granted(granted)) = granted else { panic!("{granted:?}") };
+            let grant = Grant::new(nested.context, nested.claims.clone(), granted, nested.lease);
+            sleep(10 * SECOND).await;
+            assert_eq!(one.renew(&grant).await.expect("the store answers").lost, []);
+            one.release_context(&held.context).await.expect("the store answers");
+        };
+        let both = async { tokio::join!(waiting, going_on) };
+        let (waited, ()) = timeout(HOUR, both).await.expect("all of them have their turn");
+        assert!(waited.iter().all(Result::is_ok), "{waited:?}");
     }
 }
 
