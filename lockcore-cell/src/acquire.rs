@@ -71,6 +71,14 @@ impl<C: Cell> Store<C> {
         request: &Arc<Request>,
         full: StoreError,
     ) -> Result<Option<Verdict>, StoreError> {
+        if request.nested && self.is_apart() {
+            let (asked, parts) = (request.clone(), self.parts(request.ids()));
+            let first = move |step: &mut Step<'_>| step.acquire_before_waiters(&asked);
+            match self.submit_up_to(self.most(request), parts, first).await {
+                Err(StoreError::Full { in_doubt: false, .. }) => {}
+                decided => return decided.map(Some),
+            }
+        }
         let (store, asked, parts) = (self.clone(), request.clone(), self.parts(request.ids()));
         // The driver has looked at the parts for this request.
         let decided = async move {
@@ -84,13 +92,11 @@ impl<C: Cell> Store<C> {
             Ok(Some((is_known, verdict, session)))
         };
         let Some((is_known, verdict, session)) = hosted(decided).await? else {
-            return self.acquire_in_the_room_of_waiters(request, full).await.map(Some);
+            return Err(self.or_never(full, request));
         };
         match verdict {
             Verdict::Refused(_) | Verdict::Withdrawn => return Ok(Some(verdict)),
-            Verdict::Granted(_) | Verdict::Queued(_) if !is_known => {
-                return self.acquire_in_the_room_of_waiters(request, full).await.map(Some);
-            }
+            Verdict::Granted(_) | Verdict::Queued(_) if !is_known => return Err(self.or_never(full, request)),
             Verdict::Granted(_) | Verdict::Queued(_) => {}
         }
         let asked = request.clone();
@@ -103,28 +109,6 @@ impl<C: Cell> Store<C> {
             Err(StoreError::Full { in_doubt: false, .. }) if matches!(verdict, Verdict::Queued(_)) => {
                 Ok(Some(verdict))
             }
-            submitted => submitted,
-        }
-    }
-
-    /// Decides about a new request for which there is no room. If it is nested, the waiters may all wait for what its caller holds, so
-    /// that it must not wait for their room: their places are removed from the cells of its ids. A waiter puts its place back later if it
-    /// is still in the cell of another id, as after it was taken for dead, and asks again otherwise.
-    async fn acquire_in_the_room_of_waiters(
-        self: &Arc<Self>,
-        request: &Arc<Request>,
-        full: StoreError,
-    ) -> Result<Verdict, StoreError> {
-        if !(request.nested && self.is_apart()) {
-            return Err(self.or_never(full, request));
-        }
-        let asked = request.clone();
-        let first = move |step: &mut Step<'_>| {
-            step.remove_places(|_, place| !place.nested);
-            step.acquire(&asked)
-        };
-        match self.submit_up_to(self.most(request), self.parts(request.ids()), first).await {
-            Err(full @ StoreError::Full { in_doubt: false, .. }) => Err(self.or_never(full, request)),
             submitted => submitted,
         }
     }

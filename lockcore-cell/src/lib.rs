@@ -34,9 +34,9 @@
 //!   counts towards these limits. A request of a caller that holds locks already has room up to 1 MiB. No other step is refused for its
 //!   length.
 //! - Where each id has a cell, that is the limit of each of them, and [`most_bytes`](Cell::most_bytes) the limit of
-//!   all in one write. A request whose place would be too long for a write waits without one. One of a caller that holds locks takes
-//!   the room of waiters: their places are removed from the cells of its ids, so that others may pass them there. A release, a
-//!   renewal or a withdrawal that is too long is made in several.
+//!   all in one write. A request whose place would be too long for a write waits without one. A set that is granted to a caller that holds
+//!   locks, and that is too long because of waiters, removes their places from the cells of its ids: others may pass them there. A release,
+//!   a renewal or a withdrawal that is too long is made in several.
 //! - If the table is removed its locks vanish; each holder learns it from its next renewal. Fences go on above the store's time.
 //! - A process that waits writes its session each 1.2 s, and where each id has a cell each process that locks writes it once. None removes
 //!   it when it ends: a sweep collects sessions some hours later.

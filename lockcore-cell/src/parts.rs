@@ -84,7 +84,7 @@ pub(crate) struct View<V> {
 
 impl<V> View<V> {
     /// Returns whether each place of a session is in the cells of all its ids that were looked at, and no other place is in them. It was
-    /// removed from one of them if the process was taken for dead.
+    /// removed from one of them if the process was taken for dead, or to make room for a set that was granted to a holder.
     pub(crate) fn has_whole_places(&self, own: &str) -> bool {
         self.parts.iter().all(|(part, known)| {
             let (Some(id), Some(known)) = (part.id(), known) else { return true };
@@ -138,7 +138,7 @@ fn has(table: &Table, (ticket, place): (&u64, &Place)) -> bool {
 }
 
 impl Table {
-    /// Adds a part. A place is in the parts of all its ids, but for those where its process was taken for dead: it is where it is in
+    /// Adds a part. A place is in the parts of all its ids, but for those from which it was removed beside others: it is where it is in
     /// one. Two places may have come at the same time, and have the same ticket: one of them goes, and its waiter asks again.
     pub(crate) fn add(&mut self, part: &Table) {
         self.high = self.high.max(part.high);

@@ -224,22 +224,23 @@ pub(crate) fn groups(batch: Batch) -> Vec<Batch> {
 
 /// Returns the positions of steps without which a write may be short enough. `lengths` has those of the parts.
 ///
-/// These are the growing steps on a part that is longer than they may make it, of these the ones with the least `most`. Where there are
-/// none and all parts together are too long, they are the steps on several parts: one on a single part fits by itself.
+/// These are the steps on a part that is longer than they may make it. Where there are none and all parts together are too long, they are
+/// the steps on several parts: one on a single part fits by itself. Of these, the ones with the least `most` go first, so that those that
+/// make nothing longer are the last.
 pub(crate) fn can_go(batch: &[Box<dyn Job>], lengths: &[(&Part, usize)], are_long: bool) -> Vec<usize> {
-    let all = |can: &dyn Fn(&dyn Job) -> bool| -> Vec<usize> {
-        (0..batch.len()).filter(|position| can(&*batch[*position])).collect()
-    };
     let is_long = |job: &dyn Job| {
         lengths.iter().any(|(part, length)| *length > job.most() && job.parts().contains(part))
     };
-    let least = batch.iter().filter(|job| is_long(&***job)).map(|job| job.most()).min();
-    let of_long = all(&|job| least == Some(job.most()) && is_long(job));
-    let of_several = |growing: bool| all(&|job| are_long && job.parts().len() > 1 && job.grows() == growing);
-    [of_long, of_several(true), of_several(false)]
-        .into_iter()
-        .find(|going| !going.is_empty())
-        .unwrap_or_default()
+    let all = |can: &dyn Fn(&dyn Job) -> bool| -> Vec<usize> {
+        (0..batch.len()).filter(|position| can(&*batch[*position])).collect()
+    };
+    let mut going = all(&is_long);
+    if going.is_empty() && are_long {
+        going = all(&|job| job.parts().len() > 1);
+    }
+    let least = going.iter().map(|position| batch[*position].most()).min();
+    going.retain(|position| Some(batch[*position].most()) == least);
+    going
 }
 
 /// Answers the longer half of these steps; of those with as many parts, the later ones.

@@ -106,6 +106,19 @@ impl<'a> Step<'a> {
         verdict
     }
 
+    /// Takes the set as [`acquire`](Self::acquire) does. If it is granted, all places are removed from the cells of its ids: those who wait
+    /// may all wait for what its caller holds, so that it must not wait for their room. A place stays in the cell of another id; its waiter
+    /// puts it back, as after it was taken for dead, and asks again if it is in none.
+    pub(crate) fn acquire_before_waiters(&mut self, request: &Request) -> Verdict {
+        let verdict = self.acquire(request);
+        if matches!(verdict, Verdict::Granted(_)) {
+            let ids: BTreeSet<&String> = request.ids().collect();
+            self.queues = None;
+            self.table.places.retain(|_, place| !place.claims.iter().any(|claim| ids.contains(&claim.id)));
+        }
+        verdict
+    }
+
     /// Returns whether a request has a place, or goes on with what its context holds.
     pub(crate) fn knows(&self, request: &Request) -> bool {
         let keeps = |claim: &Claim| {
@@ -222,7 +235,7 @@ impl<'a> Step<'a> {
         self.table.mark(session);
     }
 
-    /// Removes some places from all their queues.
+    /// Removes some places from all their queues that are looked at.
     pub(crate) fn remove_places(&mut self, goes: impl Fn(u64, &Place) -> bool) {
         self.queues = None;
         let gone = self.table.places.extract_if(.., |ticket, place| goes(*ticket, place));

@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 use lockcore::{
-    Claim, ClaimSet, FreshContext, Grant, LockDao, LockingService, MAX_PERMITS, Mode, Wait,
+    Claim, ClaimSet, FreshContext, LockDao, LockingService, MAX_PERMITS, Mode, Wait,
     backend::{AcquireRequest, Acquired, AttemptId, ServiceTime},
 };
 use tokio::time::{sleep, timeout};
@@ -16,6 +16,7 @@ use super::{
     take,
 };
 use crate::{
+    parts::Part,
     request::Request,
     step::{Step, Verdict},
     table::{self, Table},
@@ -136,34 +137,62 @@ async fn a_holder_goes_on_beside_those_who_fill_the_table() {
     }
 }
 
-/// 3.7: nor do they where each id has a cell, and the places of few fill what one write can have of all of them.
+/// 3.7: nor do they where each id has a cell, and the places of few fill what one write can have of all of them: a set that is granted
+/// takes their room.
 #[tokio::test(start_paused = true)]
 async fn a_holder_goes_on_beside_those_whose_places_are_too_long_together() {
-    // Also if it names what it holds, so that it has all ids of the waiters.
-    for again in [None, Some("x")] {
+    // Also if it names what it holds, so that it has all ids of the waiters; and if it had to wait for one, with a place or without.
+    for (again, is_free, is_early) in
+        [(None, true, false), (Some("x"), true, false), (None, false, true), (None, false, false)]
+    {
         let world = World::new();
         let mut process = world.process();
         (process.at_once, process.bytes) = (128, Some((100_000, 150_000)));
         let one = world.dao_with(process.clone(), LEASE).await;
         let two = LockingService::new(world.dao_with(process, LEASE).await);
-        let held = request(&["x"]);
+        let (held, in_the_way) = (request(&["x"]), request(&["7"]));
         assert!(matches!(one.acquire(&held).await, Ok(Acquired::Granted(_))));
-        let names: Vec<String> = (0..40).map(|number| format!("{number:040}")).collect();
-        let waiting = join_all(names.chunks(20).flat_map(|half| vec![half; 5]).map(|half| {
+        let names: Vec<String> = (0..30).map(|number| format!("{number:040}")).collect();
+        let all: Vec<&str> = names.iter().map(String::as_str).chain(again).chain(["7"]).collect();
+        let nested = AcquireRequest { context: held.context, nested: true, lease: held.lease, ..waits(&all) };
+        if !is_free {
+            assert!(matches!(one.acquire(&in_the_way).await, Ok(Acquired::Granted(_))));
+        }
+        if is_early {
+            assert!(matches!(one.acquire(&nested).await, Ok(Acquired::Queued { .. })));
+        }
+        let sets = names.chunks(15).flat_map(|half| vec![half; 5]).chain([&[][..]; 3]);
+        let waiting = join_all(sets.map(|half| {
             let (two, mut set) = (two.clone(), half.to_vec());
             set.push("x".to_owned());
             async move { two.wait(Wait::forever()).run_locked(set, async || sleep(SECOND).await).await }
         }));
+        let places = || {
+            let cell = world.content(Part::of("x").name());
+            cell["places"].as_object().expect("there are some").len()
+        };
         let going_on = async {
             sleep(10 * SECOND).await;
-            let all: Vec<&str> = names.iter().map(String::as_str).chain(again).collect();
-            let nested =
-                AcquireRequest { context: held.context, nested: true, lease: held.lease, ..waits(&all) };
-            let granted = one.acquire(&nested).await;
-            let Ok(Acquired::Granted(granted)) = granted else { panic!("{granted:?}") };
-            let grant = Grant::new(nested.context, nested.claims.clone(), granted, nested.lease);
+            let before = places();
+            assert!(before > 8, "{before} have room for their places");
+            if !is_free {
+                assert!(matches!(one.acquire(&nested).await, Ok(Acquired::Queued { .. })));
+                assert_eq!(places(), before, "none makes room for a set that is not granted");
+                one.release_context(&in_the_way.context).await.expect("the store answers");
+            }
+            let mut tries = 0;
+            while !matches!(one.acquire(&nested).await, Ok(Acquired::Granted(_))) {
+                tries += 1;
+                assert!(tries < 3, "it waits for their room");
+                sleep(SECOND).await;
+            }
+            assert_eq!(
+                places(),
+                if again.is_some() { 0 } else { before },
+                "only its cells have to have room"
+            );
             sleep(10 * SECOND).await;
-            assert_eq!(one.renew(&grant).await.expect("the store answers").lost, []);
+            assert_eq!(one.inspect(&id("7")).await.expect("the store answers").holders.len(), 1);
             one.release_context(&held.context).await.expect("the store answers");
         };
         let both = async { tokio::join!(waiting, going_on) };
@@ -208,6 +237,31 @@ fn a_hold_that_may_be_over_makes_no_request_known() {
     for (lo, is_known) in [(0, true), (100, true), (101, false)] {
         assert_eq!(at(lo, &|step| step.knows(&request)), is_known, "{lo}");
     }
+}
+
+/// Of the places that a step knows, only those of the set go, and only for a grant.
+#[test]
+fn a_set_that_is_not_granted_removes_no_places() {
+    let (mut table, sessions) = (Table::default(), Sessions::new());
+    let mut step = Step::new(&mut table, &sessions, ServiceTime { lo: 0, hi: 10 }, 0, "s");
+    let of = |context: &str, ids: &[&str]| {
+        let claims: Vec<_> = ids.iter().map(|id| table::Claim::new(*id, Mode::Exclusive)).collect();
+        Request { context: context.to_owned(), queue: true, ..asked(&claims) }
+    };
+    for (context, ids) in [("holder", ["x"]), ("other", ["y"])] {
+        assert!(matches!(step.acquire(&of(context, &ids)), Verdict::Granted(_)));
+    }
+    for (context, ids) in [("1", &["x"][..]), ("2", &["a", "x"]), ("3", &["b", "y"])] {
+        assert!(matches!(step.acquire(&of(context, ids)), Verdict::Queued(_)));
+    }
+    let nested = |ids: &[&str]| Request { nested: true, ..of("holder", ids) };
+    for ids in [&["a", "y"][..], &["b", "y"]] {
+        let refused = Request { queue: false, ..nested(ids) };
+        assert!(matches!(step.acquire_before_waiters(&refused), Verdict::Refused(_)));
+    }
+    assert!(matches!(step.acquire_before_waiters(&nested(&["a", "c"])), Verdict::Granted(_)));
+    let left: Vec<_> = step.table.places.values().map(|place| &*place.context).collect();
+    assert_eq!(left, ["1", "3"]);
 }
 
 fn asked(claims: &[table::Claim]) -> Request {
