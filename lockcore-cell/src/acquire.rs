@@ -104,10 +104,15 @@ impl<C: Cell> Store<C> {
             let is_begun = session.as_ref().is_none_or(|session| step.session == session);
             (is_begun && step.knows(&asked)).then(|| step.acquire(&asked))
         };
-        match self.submit(self.parts(request.ids()), again).await {
-            // Its place stays as it is.
-            Err(StoreError::Full { in_doubt: false, .. }) if matches!(verdict, Verdict::Queued(_)) => {
-                Ok(Some(verdict))
+        let parts = self.parts(request.ids());
+        match self.submit(parts.clone(), again).await {
+            Err(full @ StoreError::Full { in_doubt: false, .. }) if matches!(verdict, Verdict::Queued(_)) => {
+                // Its place stays as it is. One that cannot be put back where it was removed is none: others pass it there, and
+                // it must not keep those out who come after it where it is left.
+                match self.view(&parts).has_whole_place(request) {
+                    true => Ok(Some(verdict)),
+                    false => Err(full),
+                }
             }
             submitted => submitted,
         }

@@ -8,7 +8,10 @@ use std::{
 
 use lockcore::backend::Moment;
 
-use crate::table::{Place, Table};
+use crate::{
+    request::Request,
+    table::{Place, Table},
+};
 
 /// The cell with the table, or with what is said of no id.
 const TABLE: &str = "table";
@@ -91,6 +94,13 @@ impl<V> View<V> {
             let is_of = |(_, place): &(&u64, &Place)| place.session == own && place.claims(&id);
             self.table.places.iter().filter(is_of).all(|place| has(&known.table, place))
         }) && !self.has_left_places()
+    }
+
+    /// Returns whether the place of a request is in the cells of all its ids.
+    pub(crate) fn has_whole_place(&self, request: &Request) -> bool {
+        let has_place =
+            |known: &Arc<Known<V>>| known.table.ticket_of(&request.context, request.attempt).is_some();
+        self.parts.iter().all(|(_, known)| known.as_ref().is_some_and(has_place))
     }
 
     /// Returns whether a place is in one of the cells that is none any more: it was withdrawn, or another one came with the same ticket. A

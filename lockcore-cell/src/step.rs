@@ -113,8 +113,10 @@ impl<'a> Step<'a> {
         let verdict = self.acquire(request);
         if matches!(verdict, Verdict::Granted(_)) {
             let ids: BTreeSet<&String> = request.ids().collect();
-            self.queues = None;
-            self.table.places.retain(|_, place| !place.claims.iter().any(|claim| ids.contains(&claim.id)));
+            self.remove_places(|_, place| place.claims.iter().any(|claim| ids.contains(&claim.id)));
+            // Another id is in the step only if another one in the same write is about it.
+            self.rooms.retain(|(id, _)| self.table.has(id));
+            self.serve();
         }
         verdict
     }

@@ -1,5 +1,7 @@
 //! A table in which there is no room.
 
+use std::cell::RefCell;
+
 use futures_util::future::join_all;
 use lockcore::{
     Claim, ClaimSet, FreshContext, LockDao, LockingService, MAX_PERMITS, Mode, Wait,
@@ -12,7 +14,7 @@ use super::{
     LEASE, SECOND,
     cells::{Way, World},
     id, request,
-    several::{HOUR, release, waits},
+    several::{Dao, HOUR, release, wait, waits},
     take,
 };
 use crate::{
@@ -199,6 +201,56 @@ async fn a_holder_goes_on_beside_those_whose_places_are_too_long_together() {
         let (waited, ()) = timeout(HOUR, both).await.expect("all of them have their turn");
         assert!(waited.iter().all(Result::is_ok), "{waited:?}");
     }
+}
+
+/// A place that was removed from some cells and cannot be put back keeps no other waiter from what is free.
+#[tokio::test(start_paused = true)]
+async fn a_place_that_cannot_be_put_back_goes_from_all_cells() {
+    let world = World::new();
+    let mut process = world.process();
+    (process.at_once, process.bytes) = (128, Some((100_000, 150_000)));
+    let one = world.dao_with(process.clone(), LEASE).await;
+    let two = world.dao_with(process.clone(), LEASE).await;
+    let three = world.dao_with(process, LEASE).await;
+    let names: Vec<String> = (0..15).map(|number| format!("{number:040}")).collect();
+    let all: Vec<&str> = names.iter().map(String::as_str).collect();
+    let places = |id: &str| {
+        let cell = world.content(Part::of(id).name());
+        cell["places"].as_object().map_or(0, |places| places.len())
+    };
+    // One that is dropped waits no more.
+    let waiting = RefCell::new(Vec::new());
+    let queued = async |dao: &Dao, request: &AcquireRequest<String, Uuid>| {
+        let queued = dao.acquire(request).await.expect("the store answers");
+        assert!(matches!(queued, Acquired::Queued { .. }), "{queued:?}");
+        waiting.borrow_mut().push(queued);
+    };
+    // Others, behind it, fill what one write can have.
+    let fill = async || loop {
+        let before = places(all[0]);
+        queued(&three, &waits(&all)).await;
+        if places(all[0]) == before {
+            break;
+        }
+    };
+    let held = take(&one, "x").await;
+    let first = waits(&[&all[..], &["x"]].concat());
+    queued(&two, &first).await;
+    let behind = waits(&["x"]);
+    queued(&three, &behind).await;
+    fill().await;
+    for _ in 0..60 {
+        queued(&three, &waits(&all[..1])).await;
+    }
+    let nested = AcquireRequest { context: held.context, nested: true, lease: held.lease, ..waits(&all) };
+    let taken = one.acquire(&nested).await;
+    assert!(matches!(taken, Ok(Acquired::Granted(_))), "{taken:?}");
+    assert_eq!(places("x"), 2);
+    fill().await;
+    queued(&two, &first).await;
+    assert_eq!(places("x"), 1, "it waits without a place");
+    release(&one, &held).await;
+    timeout(SECOND * 5, wait(&three, &behind)).await.expect("it is free");
 }
 
 /// A set that never has room is told so, and does not wait for ever: it is measured with all that is written of it.
