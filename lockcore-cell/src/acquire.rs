@@ -65,7 +65,8 @@ impl<C: Cell> Store<C> {
     }
 
     /// Decides about a request whose write is too long. A refusal needs no write, and the step of a request that has a place or holds its
-    /// set makes the cells hardly longer. Returns `None` if it lost that, or if the session was replaced, so that it has to start again.
+    /// set makes the cells hardly longer, unless places have to be put back. Returns `None` if it lost that, or if the session was replaced,
+    /// so that it has to start again.
     async fn acquire_without_room(
         self: &Arc<Self>,
         request: &Arc<Request>,
@@ -107,8 +108,8 @@ impl<C: Cell> Store<C> {
         let parts = self.parts(request.ids());
         match self.submit(parts.clone(), again).await {
             Err(full @ StoreError::Full { in_doubt: false, .. }) if matches!(verdict, Verdict::Queued(_)) => {
-                // Its place stays as it is. One that cannot be put back where it was removed is none: others pass it there, and
-                // it must not keep those out who come after it where it is left.
+                // Its place stays as it is. If there is no room to put places back where they were removed, it is given up: others
+                // pass it there, and it must not keep out those behind it where it is left.
                 match self.view(&parts).has_whole_place(request) {
                     true => Ok(Some(verdict)),
                     false => Err(full),

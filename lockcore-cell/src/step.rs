@@ -107,14 +107,14 @@ impl<'a> Step<'a> {
     }
 
     /// Takes the set as [`acquire`](Self::acquire) does. If it is granted, all places are removed from the cells of its ids: those who wait
-    /// may all wait for what its caller holds, so that it must not wait for their room. A place stays in the cell of another id; its waiter
-    /// puts it back, as after it was taken for dead, and asks again if it is in none.
+    /// may all wait for what its caller holds, so that it must not wait for their room. A place stays in the cell of another id that the
+    /// step does not have; its waiter puts it back when it asks again, as after it was taken for dead, or waits without a place.
     pub(crate) fn acquire_before_waiters(&mut self, request: &Request) -> Verdict {
         let verdict = self.acquire(request);
         if matches!(verdict, Verdict::Granted(_)) {
             let ids: BTreeSet<&String> = request.ids().collect();
             self.remove_places(|_, place| place.claims.iter().any(|claim| ids.contains(&claim.id)));
-            // Another id is in the step only if another one in the same write is about it.
+            // The step has other ids if another one in the same write is about them, or if those whom it may serve wait for them.
             self.rooms.retain(|(id, _)| self.table.has(id));
             self.serve();
         }

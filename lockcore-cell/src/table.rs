@@ -24,7 +24,7 @@ pub(crate) const MAX_BYTES: usize = 3 << 18;
 /// The longest form after a request of a holder: those who wait for what it holds do not keep it from its end.
 pub(crate) const MAX_BYTES_NESTED: usize = 1 << 20;
 
-/// The bytes that a claim takes more when it is held than in the queue, but for its permits: up to this many, as numbers usually are.
+/// The most bytes that a claim takes more when it is held than in the queue, with numbers as they usually are. Its permits come on top.
 const HELD: u64 = 102;
 
 /// The most tombstones that are kept: they must not fill the table.
