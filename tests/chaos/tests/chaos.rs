@@ -67,8 +67,8 @@ async fn run(
         operations: match backend {
             // Some ten a second.
             Backend::Bucket | Backend::Share => 300,
-            // Each write is synced by three members.
-            Backend::Members => 1_000,
+            // Each write is synced before it is answered.
+            Backend::Server(servers::Kind::Etcd) | Backend::Members => 1_000,
             // Its emulator takes a processor for itself.
             Backend::Server(servers::Kind::DynamoDb) => 600,
             // Of 5,000, one run in 20 has none that is seen to pass another.
