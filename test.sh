@@ -60,11 +60,14 @@ tests() { # ARGUMENT-OF-RUN-TESTS...
 rest() {
     command -v cargo-hack >/dev/null || { step "installing cargo-hack"; cargo install --locked --quiet cargo-hack; }
     step "each feature alone"
-    # What is on by default is one feature at most there, or none.
-    cargo hack check --workspace --exclude lockcore-benches --exclude lockcore-any --exclude lockctl --each-feature \
-        --exclude-features default --locked --quiet
+    local featureless=() package
+    for package in judge torture chaos simulation; do featureless+=(--exclude "lockcore-$package"); done
+    # What is on by default is one feature at most there, or none. The lints and the tests have all features.
+    cargo hack check --workspace --exclude lockcore-benches --exclude lockcore-any --exclude lockctl "${featureless[@]}" \
+        --each-feature --exclude-features default --exclude-all-features --locked --quiet
     # These refuse to be built without a backend.
-    cargo hack check -p lockcore-any -p lockctl --each-feature --exclude-no-default-features --locked --quiet
+    cargo hack check -p lockcore-any -p lockctl --each-feature --exclude-no-default-features --exclude-all-features \
+        --locked --quiet
     step "what must not compile"
     cargo test -p lockcore --test ui --all-features --locked
     step "DynamoDB in process"

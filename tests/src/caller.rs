@@ -364,14 +364,42 @@ impl<D: LockDao<String, Uuid>> Place<D> {
     }
 }
 
-/// Waits for the store's answer. How long it took is part of how fast the machine was, on which the server may run, too.
+/// Waits for the store's answer. How long it took is part of how fast the machine was, on which the server may run, too: a store
+/// that has no time for the call now is late.
 async fn answered<T>(what: &str, answer: impl Future<Output = Result<T, BackendError>>) -> T {
     // Not in virtual time.
     let asked = std::time::Instant::now();
     let answer = timeout(PATIENCE, answer).await;
     judge::answered(asked.elapsed());
     match answer {
-        Ok(answer) => answer.unwrap_or_else(|error| panic!("{what} fails: {error:?}")),
+        Ok(Ok(answer)) => answer,
+        Ok(Err(error)) if error.is_retryable() => late(format_args!("{what} fails: {error:?}")),
+        Ok(Err(error)) => panic!("{what} fails: {error:?}"),
         Err(_) => late(format_args!("{what} answers")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::AssertUnwindSafe;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::judge::LATE;
+
+    /// How a call panics whose store answers with a failure of this kind.
+    async fn panics(kind: BackendErrorKind) -> String {
+        let call = answered("acquire", async { Err::<(), _>(BackendError::new(kind, "no room")) });
+        let panic = AssertUnwindSafe(call).catch_unwind().await.expect_err("it panics");
+        judge::message(&*panic)
+    }
+
+    /// A store that had no time is late, one that cannot do it has failed.
+    #[tokio::test]
+    async fn a_busy_store_is_late() {
+        let late = async |kind| panics(kind).await.starts_with(LATE);
+        assert!(late(BackendErrorKind::Busy).await);
+        assert!(!late(BackendErrorKind::Corrupt).await);
     }
 }

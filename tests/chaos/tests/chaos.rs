@@ -67,14 +67,14 @@ async fn run(
         operations: match backend {
             // Some ten a second.
             Backend::Bucket | Backend::Share => 300,
-            // Each write is synced before it is answered.
-            Backend::Server(servers::Kind::Etcd) | Backend::Members => 1_000,
             // Its emulator takes a processor for itself.
             Backend::Server(servers::Kind::DynamoDb) => 600,
             // Of 5,000, one run in 20 has none that is seen to pass another.
             _ if cheat == Some(Cheat::Jump) => 20_000,
             _ if cheat.is_some() => 5_000,
-            _ => 2_000,
+            Backend::Memory | Backend::Sqlite => 2_000,
+            // They share the machine with their servers and all other tests: some minutes each.
+            _ => 1_000,
         },
         workers: 3,
         actors: 8,
