@@ -12,7 +12,7 @@
 //! # }
 //! ```
 //!
-//! One module for MySQL 8.0 and later and MariaDB 10.6 and later; [`Flavor`] has all differences.
+//! One module for MySQL 8.0 and later and MariaDB 10.6 and later; [`Flavor`] has the differences.
 //!
 //! # How it works
 //! - **Routines decide.** Every operation is one `CALL` of a versioned stored procedure: one round trip, and one transaction
@@ -52,8 +52,6 @@
 //!   is asked to end a predecessor that still has the name. So a connection that was dropped silently is noticed within 4 s
 //!   while there are waiters. While there is no listener, heartbeats are sent every 20 to 200 ms, and after each release of a
 //!   process that has waiters.
-//! - **Earlier programs** that watch an id add a row to `claims`, which sends whatever changes the id next the general way: routines
-//!   note a notice for them.
 //! - **Connections** are kept by the runtime that made them, and closed if an operation on one was abandoned: no ping, no
 //!   hidden statement, and no transaction that spans calls, which a dropped future could leave open. When a call or a probe
 //!   gets no answer, idle connections that were not used meanwhile are closed: they are as likely dead. Deadlocks and lock wait

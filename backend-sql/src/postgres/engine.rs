@@ -29,7 +29,7 @@ use crate::server::{
     StoredGrant, StoredRequest, UNUSED, fit, in_server, micros, patience, reply, store_version,
 };
 
-/// Bits of the parameter `p_flags`, as in `pieces.sql`.
+/// Bits of the parameter `p_flags`, as in `pieces.sql`; of a release as in `release.sql`.
 mod flag {
     pub(super) const QUEUE: i64 = 1;
     /// For a release: a lock that no waiter takes over need not be on the disk before the answer.

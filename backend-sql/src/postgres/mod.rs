@@ -36,8 +36,6 @@
 //!   replaced if it does not answer within 3 s: a connection that was dropped without notice is noticed within 4 s while there
 //!   are waiters. Without a listener, heartbeats are sent every 20 to 200 ms, and after each release of a process that has
 //!   waiters.
-//! - **Earlier programs** that watch an id set a bit in its row, which sends whatever changes it next the general way: routines clear
-//!   it and notify them.
 //! - **Batches.** While a request for one id is in flight, the requests of the same kind that other tasks of the runtime make
 //!   wait, and then share one call and one transaction. Behind a batch of five or more the next one waits, for at most 2 ms,
 //!   until the same tasks have made their next requests. One that has waited for 5 ms starts another batch, so that a slow disk
@@ -63,7 +61,7 @@
 //! ```sql
 //! GRANT USAGE ON SCHEMA public TO app;
 //! GRANT SELECT, INSERT, UPDATE, DELETE ON lockcore_lock, lockcore_holder, lockcore_place, lockcore_session,
-//!   lockcore_watcher, lockcore_tombstone, lockcore_break, lockcore_namespace, lockcore_schema, lockcore_form TO app;
+//!   lockcore_tombstone, lockcore_break, lockcore_namespace, lockcore_schema, lockcore_form TO app;
 //! GRANT USAGE ON lockcore_ticket TO app;
 //! ```
 //! The routines run with the rights of their caller: a procedure that commits cannot do otherwise.

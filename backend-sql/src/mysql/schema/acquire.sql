@@ -113,7 +113,6 @@ body: BEGIN
       -- Its place is free, or permits that it gave back.
       CALL {v1_serve}(p_ns, p_set, now_us, '', 0, v_wake);
     END IF;
-    CALL {v1_notice}(p_ns, p_set, v_wake);
     COMMIT;
     CALL {v1_interrupt}(v_wake);
     SELECT v_answer AS answer, v_wake AS to_wake;
@@ -139,7 +138,7 @@ body: BEGIN
   ELSE
     SET v_answer = CONCAT('{"now":', now_us, ',"c":', v_answer, '}');
     IF v_freed > 0 THEN
-      CALL {v1_settle}(p_ns, p_set, v_wake);
+      CALL {v1_settle}(p_ns, p_set);
       COMMIT;
     ELSE
       ROLLBACK;
@@ -338,7 +337,7 @@ body: BEGIN
   IF v_waiters > 0 THEN
     CALL {v1_serve}(p_ns, p_set, now_us, '', 0, v_wake);
   END IF;
-  CALL {v1_settle}(p_ns, p_set, v_wake);
+  CALL {v1_settle}(p_ns, p_set);
   COMMIT;
   CALL {v1_interrupt}(v_wake);
   SELECT v_answer AS answer, v_wake AS to_wake;

@@ -52,30 +52,6 @@ BEGIN
   SELECT IFNULL(v_answer, CONCAT('{"i":"', HEX(p_id), '","h":[],"w":[],"f":0,"b":[]}')) AS answer, '' AS to_wake;
 END
 //
--- The same, and notifies the session when the id changes next, though not when a lease ends. Until then the id is IN_CLAIMS, so
--- that whatever changes it goes the general way. A row of a watcher that is gone is swept.
-CREATE PROCEDURE {v1_watch}(p_ns INT UNSIGNED, p_id VARBINARY({longest id}), p_session BIGINT)
-SQL SECURITY DEFINER
-BEGIN
-  DECLARE v_ended, v_waiters INT DEFAULT 0;
-  DECLARE now_us BIGINT DEFAULT 0;
-  DECLARE p_set LONGTEXT CHARACTER SET ascii DEFAULT CONCAT('[["', HEX(p_id), '"]]');
-  DECLARE v_answer LONGTEXT CHARACTER SET ascii;
-  {undo on error};
-  {long lists};
-  {begin};
-  {lock or make rows};
-  SET now_us = {clock};
-  CALL {v1_tidy}(p_ns, p_set, now_us, v_ended, v_waiters);
-  UPDATE {ids} SET extra = {IN_CLAIMS} WHERE ns = p_ns AND id = p_id;
-  INSERT INTO {claims} (ns, id, state, number, context, attempt, mode, permits, cap, indexes, owner, lease, until, since, session)
-    VALUES (p_ns, p_id, {WATCHES}, p_session, '', CRC32(p_id), 0, 0, 0, '', '', 0, now_us + {watch lasts}, now_us, p_session)
-    ON DUPLICATE KEY UPDATE notice = 0, until = now_us + {watch lasts};
-  SELECT {inspected} INTO v_answer FROM {ids} i WHERE i.ns = p_ns AND i.id = p_id;
-  COMMIT;
-  SELECT v_answer AS answer, '' AS to_wake;
-END
-//
 -- A page of the ids that are held, waited for or frozen.
 CREATE PROCEDURE {v1_list}(p_ns INT UNSIGNED, p_after VARBINARY({longest id}), p_limit INT)
 SQL SECURITY DEFINER
@@ -130,10 +106,9 @@ body: BEGIN
     DELETE FROM {claims} WHERE ns = p_ns AND id = p_id AND state = {HELD} AND number = p_fence;
     CALL {v1_prune}(p_ns, p_set, now_us);
     CALL {v1_serve}(p_ns, p_set, now_us, '', 0, v_wake);
-    CALL {v1_settle}(p_ns, p_set, v_wake);
+    CALL {v1_settle}(p_ns, p_set);
   ELSE
     UPDATE {claims} SET broken = 1 WHERE ns = p_ns AND id = p_id AND state = {HELD} AND number = p_fence;
-    CALL {v1_notice}(p_ns, p_set, v_wake);
   END IF;
   COMMIT;
   CALL {v1_interrupt}(v_wake);
@@ -155,12 +130,11 @@ BEGIN
   CALL {v1_tidy}(p_ns, p_set, now_us, v_ended, v_waiters);
   IF p_frozen THEN
     UPDATE {ids} SET frozen = 1, extra = {IN_CLAIMS} WHERE ns = p_ns AND id = p_id;
-    CALL {v1_notice}(p_ns, p_set, v_wake);
   ELSE
     UPDATE {ids} SET frozen = 0 WHERE ns = p_ns AND id = p_id;
     CALL {v1_prune}(p_ns, p_set, now_us);
     CALL {v1_serve}(p_ns, p_set, now_us, '', 0, v_wake);
-    CALL {v1_settle}(p_ns, p_set, v_wake);
+    CALL {v1_settle}(p_ns, p_set);
   END IF;
   COMMIT;
   CALL {v1_interrupt}(v_wake);
@@ -190,7 +164,7 @@ BEGIN
     DELETE o FROM {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.context = p_context;
     CALL {v1_prune}(p_ns, p_set, now_us);
     CALL {v1_serve}(p_ns, p_set, now_us, '', 0, v_wake);
-    CALL {v1_settle}(p_ns, p_set, v_wake);
+    CALL {v1_settle}(p_ns, p_set);
   END IF;
   COMMIT;
   CALL {v1_interrupt}(v_wake);
@@ -239,7 +213,7 @@ body: BEGIN
         OR (i.extra = {ONE_WAITS} AND (i.until <= now_us OR NOT {next is alive}))
         OR (i.extra = {IN_CLAIMS} AND (
           NOT EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = i.id) AND i.frozen = 0
-          OR EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = i.id AND c.state IN ({HELD}, {REPLACED}, {WATCHES})
+          OR EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = i.id AND c.state IN ({HELD}, {REPLACED}, {WATCHED})
             AND c.until <= now_us)
           OR EXISTS (SELECT 1 FROM {claims} w LEFT JOIN {sessions} s ON s.session = w.session AND {alive s}
             WHERE w.ns = p_ns AND w.id = i.id AND w.state IN ({WAITING}) AND s.session IS NULL))))
@@ -272,8 +246,7 @@ body: BEGIN
       DELETE FROM {claims} WHERE ns = p_ns AND id = v_id AND state = {HELD} AND until <= now_us LIMIT v_room;
       SET v_done = ROW_COUNT();
       DELETE FROM {claims} WHERE ns = p_ns AND id = v_id AND state = {REPLACED} AND until <= now_us;
-      -- Those that were notified and did not watch again; the others are notified below.
-      DELETE FROM {claims} WHERE ns = p_ns AND id = v_id AND state = {WATCHES} AND notice = {CHANGED} AND until <= now_us;
+      DELETE FROM {claims} WHERE ns = p_ns AND id = v_id AND state = {WATCHED} AND until <= now_us;
       -- Places of silent sessions; one that has other ids too goes if all of them can be locked.
       silent: LOOP
         SET v_attempt = NULL;
@@ -294,7 +267,7 @@ body: BEGIN
         END IF;
       END IF;
       CALL {v1_serve}(p_ns, p_set, now_us, '', 0, v_wake);
-      CALL {v1_settle}(p_ns, p_set, v_wake);
+      CALL {v1_settle}(p_ns, p_set);
       SET v_removed = v_removed + v_done, v_room = v_room - LEAST(v_done, v_room);
     END IF;
     COMMIT;

@@ -22,7 +22,7 @@
 -- {WAITS}: claims.state: waits in the queue.
 3
 
--- {WATCHES}: claims.state: watches until the next change; see `v1_watch`.
+-- {WATCHED}: claims.state: what programs of before left that were notified of changes, which none is now.
 4
 
 -- {WAITING}: claims.state: both kinds of waiters.
@@ -43,9 +43,6 @@
 -- {TURN}: claims.notice: the session is to be notified that its waiter should ask again.
 2
 
--- {CHANGED}: claims.notice: the session is to be notified that what it watches has changed.
-3
-
 -- {QUEUE}: flag of an acquire: wait in the queue if it cannot be granted.
 1
 
@@ -60,9 +57,6 @@
 
 -- {never}: later than every time, and more than all permits.
 9000000000000000000
-
--- {watch lasts}: until its row may be swept, in microseconds.
-60000000
 
 -- {hour}: in microseconds.
 3600000000
@@ -97,9 +91,6 @@ INSERT INTO {ids} (ns, id, born) SELECT p_ns, UNHEX(j.id), {clock} FROM {set} ON
 
 -- {holders of set}: all of them.
 {set} STRAIGHT_JOIN {claims} h ON h.ns = p_ns AND h.id = UNHEX(j.id) AND h.state = {HELD}
-
--- {watchers of set}: those that were not notified yet.
-{set} STRAIGHT_JOIN {claims} w ON w.ns = p_ns AND w.id = UNHEX(j.id) AND w.state = {WATCHES} AND w.notice = 0
 
 -- {own of set}: what the context holds of it, as the left side of a join.
 LEFT JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = {HELD} AND o.context = p_context
@@ -233,7 +224,7 @@ CONCAT(i.attempt, ':', i.since)
 FROM {ids} i FORCE INDEX (by_session) WHERE i.session = p_session AND i.ns = p_ns AND i.until > now_us
 
 -- {noticed claims}: those of which the session is to be notified.
-{claims} o FORCE INDEX (by_session) WHERE o.session = p_session AND o.notice IN ({OFFERED}, {TURN}, {CHANGED}) AND o.ns = p_ns
+{claims} o FORCE INDEX (by_session) WHERE o.session = p_session AND o.notice IN ({OFFERED}, {TURN}) AND o.ns = p_ns
 
 -- {ended}: ids that the session waits for, on which a lease ended.
 FROM {claims} w FORCE INDEX (by_session) STRAIGHT_JOIN {claims} h ON h.ns = w.ns AND h.id = w.id AND h.state = {HELD}

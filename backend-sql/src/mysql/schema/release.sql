@@ -56,7 +56,7 @@ BEGIN
     SELECT IF(w.mode = {EXCLUSIVE} AND w.wants = 1 AND w.context <> p_context
           AND EXISTS (SELECT 1 FROM {sessions} s WHERE s.session = w.session AND {alive s})
           AND NOT EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = p_id
-            AND c.state IN ({HELD}, {WAITS_NESTED}, {WATCHES}) AND (c.state <> {HELD} OR c.number <> p_fence)), w.number, 0),
+            AND c.state IN ({HELD}, {WAITS_NESTED}) AND (c.state <> {HELD} OR c.number <> p_fence)), w.number, 0),
         w.session
       INTO v_ticket, v_session FROM {claims} w
       WHERE w.ns = p_ns AND w.id = p_id AND w.state = {WAITS} ORDER BY w.number LIMIT 1;
@@ -124,9 +124,7 @@ body: BEGIN
     CALL {v1_serve}(p_ns, p_set, now_us, '', 0, v_wake);
   END IF;
   IF v_waiters = 0 OR p_n > 1 THEN
-    CALL {v1_settle}(p_ns, p_set, v_wake);
-  ELSE
-    CALL {v1_notice}(p_ns, p_set, v_wake);
+    CALL {v1_settle}(p_ns, p_set);
   END IF;
   COMMIT;
   CALL {v1_interrupt}(v_wake);

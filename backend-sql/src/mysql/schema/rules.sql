@@ -1,5 +1,5 @@
--- `lockcore::rules` in SQL, held to them by the random histories: what stands against a set, and granting it. The rows of the
--- ids are locked.
+-- `lockcore::rules` in SQL, with `serve.sql`, and held to them by the random histories: what stands against a set, and granting it.
+-- The rows of the ids are locked.
 --
 -- Puts a set in order before it is looked at: what its rows say moves to `claims`, and leases from the future (the clock was set
 -- back) count from now. Returns whether leases ended, and whether there are waiters.
@@ -53,25 +53,10 @@ BEGIN
     WHERE h.until <= now_us;
 END
 //
--- Notes that watchers of a set are to be notified, and adds them to the sessions to wake.
-CREATE PROCEDURE {v1_notice}(
-  p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, INOUT p_wake LONGTEXT CHARACTER SET ascii)
-SQL SECURITY DEFINER
-BEGIN
-  DECLARE v_watchers LONGTEXT CHARACTER SET ascii;
-  SELECT GROUP_CONCAT(DISTINCT w.session) INTO v_watchers FROM {watchers of set};
-  IF v_watchers IS NOT NULL THEN
-    UPDATE {watchers of set} SET w.notice = {CHANGED};
-    SET p_wake = CONCAT(p_wake, v_watchers, ',');
-  END IF;
-END
-//
 -- Ids without claims are IN_ROW again, unless they are frozen. To be called when holders of a set have changed.
-CREATE PROCEDURE {v1_settle}(
-  p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, INOUT p_wake LONGTEXT CHARACTER SET ascii)
+CREATE PROCEDURE {v1_settle}(p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 BEGIN
-  CALL {v1_notice}(p_ns, p_set, p_wake);
   INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set}
     WHERE NOT EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = UNHEX(j.id))
     ON DUPLICATE KEY UPDATE extra = IF({ids}.frozen, {IN_CLAIMS}, {IN_ROW});

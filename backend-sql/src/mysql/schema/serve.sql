@@ -146,7 +146,6 @@ body: BEGIN
       IF NOT v_blocked THEN
         CALL {v1_grant}(p_ns, v_set, v_verdict, v_context, v_attempt, LEAST(v_lease, {offer}), v_owner, v_session, now_us);
         CALL {v1_unqueue}(p_ns, v_context, v_attempt);
-        CALL {v1_notice}(p_ns, v_set, p_wake);
         SET v_handed = v_handed + 1, p_set = v_set;
         IF NOT FIND_IN_SET(v_session, p_wake) THEN
           SET p_wake = CONCAT(p_wake, v_session, ',');

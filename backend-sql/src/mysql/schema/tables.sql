@@ -40,10 +40,9 @@ CREATE TABLE IF NOT EXISTS {ids} (
 ) ENGINE=InnoDB DEFAULT CHARACTER SET ascii
 //
 -- Holders and waiters of the ids that are IN_CLAIMS, one row for each id of their sets.
--- state: HELD, REPLACED, WAITS_NESTED, WAITS, WATCHES. number: a holder's fence, a waiter's ticket, a watcher's session.
+-- state: HELD, REPLACED, WAITS_NESTED, WAITS, WATCHED. number: a holder's fence, a waiter's ticket.
 -- wants: how many ids a waiter waits for.
--- session: whom to notify; 0 for what is held and confirmed. notice: of what: 0 nothing, OFFERED, TURN (until: since when),
--- CHANGED (until: when it is swept).
+-- session: whom to notify; 0 for what is held and confirmed. notice: of what: 0 nothing, OFFERED, TURN (until: since when).
 -- replaces: the fence of the REPLACED claim that comes back if this one is withdrawn. broken: by an administrator.
 CREATE TABLE IF NOT EXISTS {claims} (
   ns INT UNSIGNED NOT NULL,

@@ -30,7 +30,7 @@ body: BEGIN
       CALL {v1_tidy}(p_ns, p_set, now_us, v_ended, v_waiters);
       CALL {v1_prune}(p_ns, p_set, now_us);
       CALL {v1_serve}(p_ns, p_set, now_us, '', 0, v_wake);
-      CALL {v1_settle}(p_ns, p_set, v_wake);
+      CALL {v1_settle}(p_ns, p_set);
     END IF;
     COMMIT;
   END IF;
@@ -50,7 +50,7 @@ END
 //
 -- The notices of a session, each an answer of its own in JSON: what was handed to it, id by id; which waiters should ask again; its
 -- probe. But not those whose marks are in p_known, and no probe that is p_probe. `known` marks all that there are, so that the
--- caller need not remember others. What was watched stays noted until it is watched again, or swept. p_any: whether there were any.
+-- caller need not remember others. p_any: whether there were any.
 -- It changes nothing: a listener may be interrupted before the answer is out. An offer counts as noticed when it is confirmed, a turn
 -- when the waiter asks. Rows and not a list: on MariaDB each GROUP_CONCAT of long texts makes a file.
 CREATE PROCEDURE {v1_notices}(
@@ -61,15 +61,14 @@ BEGIN
   SELECT COUNT(*) + (SELECT COUNT(*) {offered in rows} AND NOT FIND_IN_SET({mark of i}, p_known)),
       (SELECT IFNULL(MAX(probe), 0) FROM {sessions} WHERE session = p_session)
     INTO p_any, v_probe
-    FROM {noticed claims} AND (o.notice IN ({TURN}, {CHANGED}) OR o.state = {HELD} AND o.until > now_us)
+    FROM {noticed claims} AND (o.notice = {TURN} OR o.state = {HELD} AND o.until > now_us)
       AND NOT FIND_IN_SET({mark of o}, p_known);
   IF p_any THEN
     SELECT CONCAT('{"known":"', {mark of i}, '"', IF(FIND_IN_SET({mark of i}, p_known), '',
         CONCAT(',"o":[', {offer of i}, ']')), '}') AS answer, '' AS to_wake {offered in rows};
     SELECT CONCAT('{"known":"', {mark of o}, '"', IF(FIND_IN_SET({mark of o}, p_known), '', IF(o.notice = {TURN},
         CONCAT(',"t":[["', HEX(o.context), '",', o.attempt, ']]'),
-        IF(o.notice = {CHANGED}, CONCAT(',"w":["', HEX(o.id), '"]'),
-        IF(o.state = {HELD} AND o.until > now_us, CONCAT(',"o":[', {offer of o}, ']'), '')))), '}') AS answer, '' AS to_wake
+        IF(o.state = {HELD} AND o.until > now_us, CONCAT(',"o":[', {offer of o}, ']'), ''))), '}') AS answer, '' AS to_wake
       FROM {noticed claims};
   END IF;
   IF v_probe <> p_probe THEN
@@ -141,7 +140,7 @@ BEGIN
     DELETE w FROM {claims} w FORCE INDEX (by_session) WHERE w.session = p_session AND w.ns = p_ns
       AND w.state IN ({WAITING});
     CALL {v1_serve}(p_ns, p_set, now_us, '', 0, v_wake);
-    CALL {v1_settle}(p_ns, p_set, v_wake);
+    CALL {v1_settle}(p_ns, p_set);
   END IF;
   DELETE FROM {sessions} WHERE session = p_session;
   COMMIT;

@@ -77,20 +77,6 @@ CREATE OR REPLACE FUNCTION {v1_inspect}(p_ns bytea, p_id bytea) RETURNS text LAN
   SELECT {v1_known}(p_ns, p_id, false)
 {$};
 
--- The same as {v1_inspect}, and has the session notified when the id changes next, though not when a lease ends. One
--- notification for each call, so that nothing is left of watchers that are gone but what the next change removes.
-CREATE OR REPLACE FUNCTION {v1_watch}(p_ns bytea, p_id bytea, p_session int8) RETURNS text LANGUAGE plpgsql
-  {by index} AS {$}
-DECLARE
-  v_set text;
-BEGIN
-  {be async};
-  PERFORM {v1_lock}(p_ns, ARRAY[p_id]);
-  UPDATE {lock} SET busy = busy | {WATCHED} WHERE ns = p_ns AND id = p_id AND busy & {WATCHED} = 0;
-  INSERT INTO {watcher} (ns, id, session) VALUES (p_ns, p_id, p_session) ON CONFLICT DO NOTHING;
-  RETURN {v1_known}(p_ns, p_id, false);
-END {$};
-
 -- Lists a page of ids behind p_after; from the beginning, with the empty id of the global lock, if the limit is negative.
 CREATE OR REPLACE FUNCTION {v1_list}(p_ns bytea, p_after bytea, p_limit int8) RETURNS text LANGUAGE plpgsql
   {by index} AS {$}

@@ -13,7 +13,7 @@
 -- {BROKEN} = 64: the exclusive lock was broken.
 -- {WAITER_IN_ROW} = 128: one waiter is in the columns next_.., and no other waits.
 -- {OFFERED_IN_ROW} = 256: as OFFERED, of a waiter that was in the row, and has no place.
--- {WATCHED} = 512: there may be rows in `watcher`. The fast ways do not match such a row, and {v1_settle} ends the others.
+-- {WATCHED} = 512: left by programs of before that were notified of changes, which none is now; {v1_settle} clears it.
 -- {EXCLUSIVE} = ({HELD} | {OFFERED} | {BROKEN} | {OFFERED_IN_ROW}): all that is said of the exclusive holder.
 -- {UNCONFIRMED} = ({OFFERED} | {OFFERED_IN_ROW}): either offer.
 -- {WAITERS} = ({PLACES} | {WAITER_IN_ROW}): there may be waiters.

@@ -71,30 +71,19 @@ BEGIN
   RETURN v_freed;
 END {$};
 
--- Brings `busy` of ids whose rows are locked up to date with the other tables, and notifies their watchers. To be called at the
--- end of whatever changes the holders of an id.
+-- Brings `busy` of ids whose rows are locked up to date with the other tables. To be called at the end of whatever changes the
+-- holders of an id.
 CREATE OR REPLACE FUNCTION {v1_settle}(p_ns bytea, p_ids bytea[]) RETURNS void LANGUAGE plpgsql AS {$}
-DECLARE
-  v_watched boolean;
-  w record;
 BEGIN
-  WITH settled AS (
-    UPDATE {lock} l SET busy = x.busy FROM (
-      SELECT k.id, k.busy AS busy_before, k.busy & ~({HOLDERS} | {PLACES} | {TOMBSTONES} | {WATCHED})
-        | CASE WHEN EXISTS (SELECT FROM {holder} h WHERE h.ns = p_ns AND h.id = k.id) THEN {HOLDERS} ELSE 0 END
-        | CASE WHEN EXISTS (SELECT FROM {place} p WHERE p.ns = p_ns AND p.id = k.id AND NOT p.handed)
-          THEN {PLACES} ELSE 0 END
-        | CASE WHEN k.busy & {TOMBSTONES} <> 0 AND EXISTS (SELECT FROM {tombstone} t WHERE t.ns = p_ns AND t.id = k.id)
-          THEN {TOMBSTONES} ELSE 0 END AS busy
-        FROM {lock} k WHERE k.ns = p_ns AND k.id = ANY (p_ids)) x
-      WHERE l.ns = p_ns AND l.id = x.id AND l.busy <> x.busy
-      RETURNING x.busy_before & {WATCHED} <> 0 AS watched)
-  SELECT bool_or(watched) INTO v_watched FROM settled;
-  IF v_watched THEN
-    FOR w IN DELETE FROM {watcher} WHERE ns = p_ns AND id = ANY (p_ids) RETURNING session, id LOOP
-      PERFORM pg_notify(format('lockcore_%s', w.session), format('{"w":["%s"]}', encode(w.id, 'hex')));
-    END LOOP;
-  END IF;
+  UPDATE {lock} l SET busy = x.busy FROM (
+    SELECT k.id, k.busy & ~({HOLDERS} | {PLACES} | {TOMBSTONES} | {WATCHED})
+      | CASE WHEN EXISTS (SELECT FROM {holder} h WHERE h.ns = p_ns AND h.id = k.id) THEN {HOLDERS} ELSE 0 END
+      | CASE WHEN EXISTS (SELECT FROM {place} p WHERE p.ns = p_ns AND p.id = k.id AND NOT p.handed)
+        THEN {PLACES} ELSE 0 END
+      | CASE WHEN k.busy & {TOMBSTONES} <> 0 AND EXISTS (SELECT FROM {tombstone} t WHERE t.ns = p_ns AND t.id = k.id)
+        THEN {TOMBSTONES} ELSE 0 END AS busy
+      FROM {lock} k WHERE k.ns = p_ns AND k.id = ANY (p_ids)) x
+    WHERE l.ns = p_ns AND l.id = x.id AND l.busy <> x.busy;
 END {$};
 
 -- Finds what is in the way of granting a set to a context now; the rows of its ids are locked and tidy. conflicts: as

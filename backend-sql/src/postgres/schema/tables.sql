@@ -119,14 +119,6 @@ CREATE TABLE IF NOT EXISTS {session} (
   PRIMARY KEY (session)
 ) WITH (fillfactor = 50);
 
--- Programs that watch an id, until it changes next: see {v1_watch}.
-CREATE TABLE IF NOT EXISTS {watcher} (
-  session int8 NOT NULL,
-  ns bytea NOT NULL,
-  id bytea NOT NULL,
-  PRIMARY KEY (id, ns, session)
-);
-
 -- Withdrawn attempts, at the first id of their sets: their requests are refused if they arrive later.
 CREATE TABLE IF NOT EXISTS {tombstone} (
   attempt int8 NOT NULL,
