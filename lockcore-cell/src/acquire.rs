@@ -106,7 +106,12 @@ impl<C: Cell> Store<C> {
             (is_begun && step.knows(&asked)).then(|| step.acquire(&asked))
         };
         let parts = self.parts(request.ids());
-        match self.submit(parts.clone(), again).await {
+        // Places that are put back take no room of holders.
+        let most = match verdict {
+            Verdict::Queued(_) if !self.view(&parts).has_whole_place(request) => self.most(request),
+            _ => usize::MAX,
+        };
+        match self.submit_up_to(most, parts.clone(), again).await {
             Err(full @ StoreError::Full { in_doubt: false, .. }) if matches!(verdict, Verdict::Queued(_)) => {
                 // Its place stays as it is. If there is no room to put places back where they were removed, it is given up: others
                 // pass it there, and it must not keep out those behind it where it is left.

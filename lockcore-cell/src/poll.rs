@@ -36,6 +36,8 @@ const NEAR: Duration = Duration::from_millis(500);
 
 /// The longest pause of all others, give or take a half: shorter than an offer, for those before them may all turn out to be dead.
 const LONGEST: Duration = Duration::from_millis(1_200);
+const _: () =
+    assert!(LONGEST.as_micros() * 3 / 2 < OFFER as u128, "an offer must not lapse between two looks");
 
 /// The number of looks in vain, each after a notification, from which on the least pause precedes the next: what is notified of again
 /// and again without a change is not looked at again and again. One may follow a write of this process.
@@ -267,21 +269,22 @@ impl<C: Cell> Store<C> {
         let now = self.cell.now().await.ok()?;
         let (sessions, mut next) = (self.sessions.all(), Next::Far);
         for (attempt, request) in waiting {
-            let table = match self.is_apart() {
-                false => whole.clone(),
+            let (table, is_whole) = match self.is_apart() {
+                false => (whole.clone(), true),
                 true => match self.known(&self.parts(request.ids())) {
-                    Some(known) => known.table,
+                    Some(known) => (known.table.clone(), known.has_whole_place(&request)),
                     None => continue,
                 },
             };
             match state(&table, &sessions, now, &request) {
-                State::Waits => next = next.max(of_waiter(&table, &sessions, now, &request)),
+                State::Waits if is_whole => next = next.max(of_waiter(&table, &sessions, now, &request)),
                 State::Holds(granted, remaining) => {
                     let offer = Offer { granted, remaining: Some(remaining) };
                     // One that is gone withdraws, and its offer goes to the next.
                     let _ = self.waiters.wake_as_of(&attempt, Wake::Offer(offer), as_of);
                 }
-                State::Lost => {
+                // A part of a place keeps out those behind it, and is in no line elsewhere: it is put back, or given up.
+                State::Waits | State::Lost => {
                     let _ = self.waiters.wake(&attempt, Wake::Recheck);
                 }
             }

@@ -253,6 +253,89 @@ async fn a_place_that_cannot_be_put_back_goes_from_all_cells() {
     timeout(SECOND * 5, wait(&three, &behind)).await.expect("it is free");
 }
 
+/// A place that made room is put back after the next look, and not when its waiter asks again by itself.
+#[tokio::test(start_paused = true)]
+async fn a_place_that_made_room_is_soon_put_back() {
+    let world = World::new();
+    let mut process = world.process();
+    (process.at_once, process.bytes) = (128, Some((100_000, 150_000)));
+    let one = world.dao_with(process.clone(), LEASE).await;
+    let two = world.dao_with(process.clone(), LEASE).await;
+    let three = world.dao_with(process, LEASE).await;
+    let names: Vec<String> = (0..30).map(|number| format!("{number:040}")).collect();
+    let all: Vec<&str> = names.iter().map(String::as_str).collect();
+    let places = |id: &str| {
+        let cell = world.content(Part::of(id).name());
+        cell["places"].as_object().map_or(0, |places| places.len())
+    };
+    let held = take(&one, "x").await;
+    let first = waits(&[&all[..1], &["x"]].concat());
+    let going_on = async {
+        sleep(SECOND).await;
+        // One that is dropped waits no more.
+        let mut waiting = Vec::new();
+        for half in [&all[..15], &all[15..]] {
+            for _ in 0..5 {
+                waiting
+                    .push(three.acquire(&waits(&[half, &["x"]].concat())).await.expect("the store answers"));
+            }
+        }
+        assert!(places(all[0]) > 4);
+        let nested = AcquireRequest { context: held.context, nested: true, lease: held.lease, ..waits(&all) };
+        let taken = one.acquire(&nested).await;
+        assert!(matches!(taken, Ok(Acquired::Granted(_))), "{taken:?}");
+        assert_eq!(places(all[0]), 0, "they make room");
+        sleep(3 * SECOND).await;
+        assert_eq!(places(all[0]), 1, "its waiter has put it back");
+        one.release_context(&held.context).await.expect("the store answers");
+    };
+    let both = async { tokio::join!(wait(&two, &first), going_on) };
+    timeout(HOUR, both).await.expect("it is its turn");
+}
+
+/// Places that made room are put back where a request has room only: what holders need is not theirs.
+#[tokio::test(start_paused = true)]
+async fn places_that_are_put_back_leave_the_room_of_holders() {
+    let world = World::new();
+    let mut process = world.process();
+    (process.at_once, process.bytes) = (128, Some((2_000_000, usize::MAX)));
+    let one = world.dao_with(process.clone(), LEASE).await;
+    let two = world.dao_with(process.clone(), LEASE).await;
+    let three = world.dao_with(process, LEASE).await;
+    let asks = |permits, held: &[&str]| {
+        let pool = Claim::slots("a".to_owned(), 200_000).permits(permits);
+        let claims = held.iter().map(|id| Claim::exclusive(id.to_string())).chain([pool]);
+        let claims = ClaimSet::new(claims, Mode::Exclusive).expect("valid claims");
+        AcquireRequest { claims, ..waits(&["a"]) }
+    };
+    // Those who wait for permits of which none is in use, and for what is held.
+    let fill = async |dao: &Dao, held: &str| {
+        take(&one, held).await;
+        let mut waiting = Vec::new();
+        for _ in 0..4 {
+            let request = asks(28_000, &[held]);
+            waiting.push((dao.acquire(&request).await.expect("there is room"), request));
+        }
+        waiting
+    };
+    let places =
+        || world.content(Part::of("a").name())["places"].as_object().map_or(0, |places| places.len());
+    let holder = take(&one, "w").await;
+    let first = fill(&two, "x").await;
+    assert_eq!(places(), 4);
+    let nested =
+        AcquireRequest { context: holder.context, nested: true, lease: holder.lease, ..asks(65_000, &[]) };
+    assert!(matches!(one.acquire(&nested).await, Ok(Acquired::Granted(_))));
+    assert_eq!(places(), 0, "they make room");
+    one.release_context(&holder.context).await.expect("the store answers");
+    let others = fill(&three, "y").await;
+    assert_eq!(places(), 4);
+    let again = two.acquire(&first[0].1).await;
+    assert!(matches!(again, Ok(Acquired::Queued { .. })), "{again:?}");
+    assert_eq!(places(), 4, "it waits without a place");
+    drop(others);
+}
+
 /// A set that never has room is told so, and does not wait for ever: it is measured with all that is written of it.
 #[tokio::test(start_paused = true)]
 async fn a_set_takes_at_least_what_is_written_of_it() {
