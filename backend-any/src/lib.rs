@@ -30,7 +30,7 @@
 //! Relative paths in a file count from its folder. `lockcore.toml` in the current directory is used only if it belongs to root or
 //! the caller and no other user may write it, and an unknown variable that begins with `LOCKCORE_` is refused.
 //!
-//! A backend is one file of `backends/` and one cargo feature.
+//! A backend is one file of `backends/` and one cargo feature; `backends/mod.rs` says where else it is named.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

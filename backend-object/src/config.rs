@@ -9,8 +9,8 @@ use std::{
     time::Duration,
 };
 
-use lockcore::{BackendError, ContextId, Ident, protocol};
-use lockcore_cell::ModifiedClock;
+use lockcore::{BackendError, ContextId, Ident};
+use lockcore_cell::{CellSettings, ModifiedClock};
 use object_store::{ObjectStore, memory::InMemory, path::Path};
 
 use crate::{
@@ -324,7 +324,7 @@ impl Settings {
 
     /// Returns the lease of a call that names none.
     pub(crate) fn default_lease(&self) -> Duration {
-        (protocol::DEFAULT_LEASE * 2).max(self.min_lease())
+        CellSettings::capabilities("s3").default_lease.unwrap_or_default().max(self.min_lease())
     }
 
     pub(crate) fn check(&self) -> Result<(), BackendError> {

@@ -1,10 +1,9 @@
 //! The DAO: the engine's, over the objects of a bucket.
 
-use std::{fmt, time::Duration};
+use std::fmt;
 
 use lockcore::{
     BackendError, Capabilities, ContextId, Ident, LockDao, backend::shared_runtime, forward_lock_dao,
-    protocol,
 };
 use lockcore_cell::{CellLockDao, CellSettings};
 use uuid::Uuid;
@@ -15,13 +14,7 @@ use crate::{bucket::Bucket, config::ObjectBuilder};
 pub struct ObjectLockDao<I = String, C = Uuid>(CellLockDao<Bucket, I, C>);
 
 /// The abilities of an [`ObjectLockDao`] on S3.
-pub const CAPABILITIES: Capabilities = Capabilities {
-    // Renewals are writes, and some stores take one a second and object.
-    min_lease: Duration::from_secs(10),
-    default_lease: Some(Duration::from_secs(2 * protocol::DEFAULT_LEASE.as_secs())),
-    max_ids: 1000,
-    ..Capabilities::shared_store("s3")
-};
+pub const CAPABILITIES: Capabilities = CellSettings::capabilities("s3");
 
 impl<I: Ident, C: ContextId> ObjectLockDao<I, C> {
     /// Begins with default settings, to be changed before opening.

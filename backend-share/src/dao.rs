@@ -1,9 +1,9 @@
 //! The DAO: the engine's, over the files of a folder.
 
-use std::{fmt, time::Duration};
+use std::fmt;
 
 use lockcore::{
-    BackendError, Capabilities, ContextId, Ident, LockDao, backend::unique_name, forward_lock_dao, protocol,
+    BackendError, Capabilities, ContextId, Ident, LockDao, backend::unique_name, forward_lock_dao,
 };
 use lockcore_cell::{CellLockDao, CellSettings};
 use uuid::Uuid;
@@ -19,13 +19,9 @@ use crate::{
 pub struct ShareLockDao<I = String, C = Uuid>(CellLockDao<Files, I, C>);
 
 /// The abilities of a [`ShareLockDao`].
-pub const CAPABILITIES: Capabilities = Capabilities {
-    // The server's time is known to a second or so, and caches of clients are seconds old.
-    min_lease: Duration::from_secs(10),
-    default_lease: Some(Duration::from_secs(2 * protocol::DEFAULT_LEASE.as_secs())),
-    max_ids: 1000,
-    ..Capabilities::shared_store("share")
-};
+///
+/// Its leases suit it too: the server's time is known to a second or so, and caches of clients are seconds old.
+pub const CAPABILITIES: Capabilities = CellSettings::capabilities("share");
 
 impl<I: Ident, C: ContextId> ShareLockDao<I, C> {
     /// Begins with default settings, to be changed before opening.

@@ -55,15 +55,19 @@ impl CellSettings {
     /// Returns usual settings for a store: a step may take 10 s, leases are 10 s at least and 60 s by default, and a set has at
     /// most 1000 ids.
     pub fn new(backend: &'static str, place: impl Into<String>) -> Self {
-        let capabilities = Capabilities {
+        let (place, capabilities) = (place.into(), Self::capabilities(backend));
+        CellSettings { way: place.clone(), place, timeout: Duration::from_secs(10), capabilities }
+    }
+
+    /// Returns the abilities of [`new`](Self::new).
+    pub const fn capabilities(backend: &'static str) -> Capabilities {
+        Capabilities {
             // Renewals are writes, and some stores take one a second and cell.
             min_lease: Duration::from_secs(10),
-            default_lease: Some(2 * protocol::DEFAULT_LEASE),
+            default_lease: Some(Duration::from_secs(2 * protocol::DEFAULT_LEASE.as_secs())),
             max_ids: 1000,
             ..Capabilities::shared_store(backend)
-        };
-        let place = place.into();
-        CellSettings { way: place.clone(), place, timeout: Duration::from_secs(10), capabilities }
+        }
     }
 }
 

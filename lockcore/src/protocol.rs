@@ -1,7 +1,8 @@
 //! Times and limits of the protocol that every backend keeps.
 //!
 //! A program of one version shares a store with programs of others, so these stand here once: a backend takes them from
-//! here, also into its SQL and Lua.
+//! here, also into its SQL and Lua. Routines of Postgres and MySQL that a store has already keep the times that they were made with:
+//! there a change takes a new version of the schema.
 
 use std::time::Duration;
 

@@ -1,5 +1,7 @@
-//! The rules of exclusion and of the queue, as pure functions: whatever decides in this process calls
-//! these, so that no two backends differ.
+//! The rules of exclusion and of the queue, as pure functions: whatever decides in this process calls these, so that no two
+//! backends differ. SQLite's statements that find one waiter among thousands say them a second time, and a test holds them to these;
+//! the routines of the SQL servers (`rules.sql`, `serve.sql`, `pieces.sql`) and the scripts of Redis (`weigh.lua`, `serve.lua`) say them where
+//! they decide, and the random histories hold them to the suite's model.
 
 use smallvec::SmallVec;
 

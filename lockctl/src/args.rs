@@ -63,7 +63,7 @@ pub(crate) enum Command {
     },
     /// Take a set of locks that outlives this process, and print a token for them; they end with their lease
     ///
-    /// The locks last for one lease (--lease, 30 seconds by default) unless `lockctl renew TOKEN` extends them.
+    /// The locks last for one lease (--lease, else the store's default) unless `lockctl renew TOKEN` extends them.
     #[command(after_long_help = ACQUIRE_HELP)]
     Acquire(Acquire),
     /// Release what a token stands for

@@ -97,7 +97,7 @@ pub async fn a_confirmed_offer_lasts<B: Backend>(store: Store<B>) {
     let mut place = waiter.queue(["a"]).await;
     holder.free(&held).await;
     let granted = place.granted().await;
-    // Longer than any offer, PROTOCOLS.md: at most 2 s.
+    // Longer than any offer, of 2 s at most.
     let confirmed = Instant::now();
     while confirmed.elapsed() < Duration::from_millis(2_500) {
         other.refused(["a"]).await;
@@ -197,7 +197,7 @@ pub async fn a_place_is_kept_for_long<B: Backend>(store: Store<B>) {
     let holder = elsewhere();
     let held = holder.take(["a"]).await;
     let waits = tokio::spawn(served(store.caller().queue(["a"]).await));
-    // Longer than any sign of life counts, PROTOCOLS.md: 3 s.
+    // Longer than a heartbeat counts, 3 s.
     tokio::time::sleep(Duration::from_millis(4_500)).await;
     let mut late = elsewhere().queue(["a"]).await;
     holder.free(&held).await;
