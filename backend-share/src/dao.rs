@@ -20,7 +20,7 @@ pub struct ShareLockDao<I = String, C = Uuid>(CellLockDao<Files, I, C>);
 
 /// The abilities of a [`ShareLockDao`].
 ///
-/// Its leases suit it too: the server's time is known to a second or so, and caches of clients are seconds old.
+/// The leases of [`CellSettings`] suit a share: the server's time is known to a second or so, and caches of clients are seconds old.
 pub const CAPABILITIES: Capabilities = CellSettings::capabilities("share");
 
 impl<I: Ident, C: ContextId> ShareLockDao<I, C> {

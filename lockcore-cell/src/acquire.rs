@@ -106,7 +106,7 @@ impl<C: Cell> Store<C> {
             (is_begun && step.knows(&asked)).then(|| step.acquire(&asked))
         };
         let parts = self.parts(request.ids());
-        // Places that are put back take no room of holders.
+        // Places that this request puts back take no room of holders.
         let most = match verdict {
             Verdict::Queued(_) if !self.view(&parts).has_whole_place(request) => self.most(request),
             _ => usize::MAX,

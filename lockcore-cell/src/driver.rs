@@ -157,7 +157,7 @@ impl<C: Cell> Store<C> {
         let has_looked = std::mem::take(&mut tries.look);
         let mut known = self.view(&parts);
         if let Some(number) = known.last_write(&self.writer, &tries.sent) {
-            self.notify(&parts).await;
+            self.notify(&parts, false).await;
             return Ok(Tried::Done(number));
         }
         if self.own.retire(|name| known.table.sessions().contains(name)) {
@@ -205,7 +205,7 @@ impl<C: Cell> Store<C> {
         let After { now, table, is_new, .. } = after;
         let is_same = !is_new && known.has_whole_places(own);
         if is_same && !tries.in_doubt {
-            self.notify(&parts).await;
+            self.notify(&parts, false).await;
             return Ok(Tried::Done(number));
         }
         let (mut tables, mut changes) = (Vec::new(), Vec::new());
@@ -254,7 +254,7 @@ impl<C: Cell> Store<C> {
                 for ((part, table), version) in tables.into_iter().zip(versions) {
                     self.written(part, version, table, begun);
                 }
-                self.notify(&parts).await;
+                self.notify(&parts, false).await;
                 Ok(Tried::Done(number))
             }
             Ok(Written::Refused) => {

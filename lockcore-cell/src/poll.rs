@@ -124,6 +124,7 @@ impl<C: Cell> Store<C> {
     /// Looks until none of this process waits.
     async fn look_for_waiters(self: &Arc<Self>) {
         let (mut pause, mut looked_at, mut in_vain) = (SHORTEST, Moment::now(), 0);
+        let mut put_back_at: Option<Moment> = None;
         loop {
             let is_notified = self.notified_within(pause.mul_f64(0.5 + fastrand::f64())).await;
             if is_notified && in_vain >= MOST_IN_VAIN {
@@ -146,7 +147,12 @@ impl<C: Cell> Store<C> {
             // A store that gives no answer is asked again: each waiter has a limit of its own.
             let changed = looked.unwrap_or(false);
             in_vain = if is_notified && !changed { in_vain + 1 } else { 0 };
-            let next = self.notify(&parts).await;
+            // Each is a write, and another process may remove the place again.
+            let puts_back = put_back_at.is_none_or(|at| at.elapsed() >= LONGEST);
+            if puts_back {
+                put_back_at = Some(looked_at);
+            }
+            let next = self.notify(&parts, puts_back).await;
             self.looked.notify_one();
             let longest = if next == Some(Next::Far) { LONGEST } else { NEAR };
             pause = if changed { SHORTEST } else { (pause * 3 / 2).min(longest) };
@@ -253,9 +259,9 @@ impl<C: Cell> Store<C> {
         Ok(())
     }
 
-    /// Notifies the waiters of this process of what these parts have for them; returns what there is to do, `None` if none
-    /// waits.
-    pub(crate) async fn notify(&self, parts: &[Part]) -> Option<Next> {
+    /// Notifies the waiters of this process of what these parts have for them, and one, if it `puts_back`, whose place is not whole; returns
+    /// what there is to do, `None` if none waits.
+    pub(crate) async fn notify(&self, parts: &[Part], puts_back: bool) -> Option<Next> {
         let mut waiting = self.waiters.noted();
         if self.is_apart() {
             waiting.retain(|(_, request)| self.parts(request.ids()).iter().any(|part| parts.contains(part)));
@@ -267,7 +273,7 @@ impl<C: Cell> Store<C> {
         // Before the time is worked out from which what is left is counted.
         let as_of = Moment::now();
         let now = self.cell.now().await.ok()?;
-        let (sessions, mut next) = (self.sessions.all(), Next::Far);
+        let (sessions, mut next, mut last_part) = (self.sessions.all(), Next::Far, None);
         for (attempt, request) in waiting {
             let (table, is_whole) = match self.is_apart() {
                 false => (whole.clone(), true),
@@ -283,11 +289,19 @@ impl<C: Cell> Store<C> {
                     // One that is gone withdraws, and its offer goes to the next.
                     let _ = self.waiters.wake_as_of(&attempt, Wake::Offer(offer), as_of);
                 }
-                // A part of a place keeps out those behind it, and is in no line elsewhere: it is put back, or given up.
-                State::Waits | State::Lost => {
+                State::Waits => {
+                    let ticket = table.ticket_of(&request.context, request.attempt);
+                    last_part = last_part.max(Some((ticket, attempt)));
+                }
+                State::Lost => {
                     let _ = self.waiters.wake(&attempt, Wake::Recheck);
                 }
             }
+        }
+        // A part of a place keeps out those behind it, and is in no line elsewhere. A request puts back all parts of this process, or
+        // gives up its own place where there is no room: the last one asks, so that those before it keep theirs.
+        if let Some((_, attempt)) = last_part.filter(|_| puts_back) {
+            let _ = self.waiters.wake(&attempt, Wake::Recheck);
         }
         Some(next)
     }

@@ -364,15 +364,16 @@ impl<D: LockDao<String, Uuid>> Place<D> {
     }
 }
 
-/// Waits for the store's answer. How long it took is part of how fast the machine was, on which the server may run, too: a store
-/// that has no time for the call now is late.
+/// Waits for the store's answer. How long that took is part of how fast the machine was, on which the server may run, too. One that has no
+/// time for the call is late, and fails where the machine kept up otherwise: it may have stopped for good.
 async fn answered<T>(what: &str, answer: impl Future<Output = Result<T, BackendError>>) -> T {
     // Not in virtual time.
     let asked = std::time::Instant::now();
-    let answer = timeout(PATIENCE, answer).await;
-    judge::answered(asked.elapsed());
-    match answer {
-        Ok(Ok(answer)) => answer,
+    match timeout(PATIENCE, answer).await {
+        Ok(Ok(answer)) => {
+            judge::answered(asked.elapsed());
+            answer
+        }
         Ok(Err(error)) if error.is_retryable() => late(format_args!("{what} fails: {error:?}")),
         Ok(Err(error)) => panic!("{what} fails: {error:?}"),
         Err(_) => late(format_args!("{what} answers")),

@@ -1,4 +1,4 @@
-//! The backends that are compiled in: one file each, a line in the list below, the feature in the two messages above it, and in
+//! The backends that are compiled in: one file each, a line in the list below, the feature in the condition and the message above it, and in
 //! `schemes.rs` its name, and which of its options and URLs name files or have secrets.
 
 use lockcore::{AnyLockDao, Capabilities, ContextId, Ident};

@@ -64,7 +64,8 @@
 //!   lockcore_tombstone, lockcore_break, lockcore_namespace, lockcore_schema, lockcore_form TO app;
 //! GRANT USAGE ON lockcore_ticket TO app;
 //! ```
-//! The routines run with the rights of their caller: a procedure that commits cannot do otherwise.
+//! The routines run with the rights of their caller: a procedure that commits cannot do otherwise. Those of a schema that was made when
+//! watchers were notified use the table `lockcore_watcher`, too.
 //!
 //! # Without routines
 //! [`open_without_routines`](PostgresBuilder::open_without_routines) locks by plain statements, for servers that have no PL/pgSQL and roles

@@ -118,8 +118,8 @@ fn a_broken_store_is_found(
     world: World,
     broken: Broken,
 ) -> Result<(Plan, Run), Box<dyn Error + Send + Sync>> {
-    for seed in 0..40 {
-        let sound = Plan::new(world, seed);
+    for seed in 0..200 {
+        let sound = short(world, seed);
         let plan = Plan { broken: Some(broken), ..sound.clone() };
         let failed = run(&plan);
         if !failed.failures.is_empty() && clean(&sound).is_ok() {

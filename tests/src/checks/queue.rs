@@ -97,9 +97,9 @@ pub async fn a_confirmed_offer_lasts<B: Backend>(store: Store<B>) {
     let mut place = waiter.queue(["a"]).await;
     holder.free(&held).await;
     let granted = place.granted().await;
-    // Longer than any offer, of 2 s at most.
+    // Longer than any offer, of 3 s at most.
     let confirmed = Instant::now();
-    while confirmed.elapsed() < Duration::from_millis(2_500) {
+    while confirmed.elapsed() < Duration::from_millis(3_500) {
         other.refused(["a"]).await;
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
