@@ -1,6 +1,6 @@
 //! A table in which there is no room.
 
-use std::cell::RefCell;
+use std::{cell::RefCell, collections::BTreeSet};
 
 use futures_util::future::join_all;
 use lockcore::{
@@ -302,12 +302,6 @@ async fn places_that_are_put_back_leave_the_room_of_holders() {
     let one = world.dao_with(process.clone(), LEASE).await;
     let two = world.dao_with(process.clone(), LEASE).await;
     let three = world.dao_with(process, LEASE).await;
-    let asks = |permits, held: &[&str]| {
-        let pool = Claim::slots("a".to_owned(), 200_000).permits(permits);
-        let claims = held.iter().map(|id| Claim::exclusive(id.to_string())).chain([pool]);
-        let claims = ClaimSet::new(claims, Mode::Exclusive).expect("valid claims");
-        AcquireRequest { claims, ..waits(&["a"]) }
-    };
     // Those who wait for permits of which none is in use, and for what is held.
     let fill = async |dao: &Dao, held: &str| {
         take(&one, held).await;
@@ -334,6 +328,48 @@ async fn places_that_are_put_back_leave_the_room_of_holders() {
     assert!(matches!(again, Ok(Acquired::Queued { .. })), "{again:?}");
     assert_eq!(places(), 4, "it waits without a place");
     drop(others);
+}
+
+/// Of several waiters whose places made room, the last ones give theirs up if there is no room for all: the first keeps its rank.
+#[tokio::test(start_paused = true)]
+async fn the_first_of_those_who_made_room_keeps_its_place() {
+    let world = World::new();
+    let mut process = world.process();
+    (process.at_once, process.bytes) = (128, Some((2_000_000, usize::MAX)));
+    let [one, two, three] = [0; 3].map(|_| world.dao_with(process.clone(), LEASE));
+    let (one, two, three) = (one.await, two.await, three.await);
+    let tickets = |id: &str| {
+        let cell = world.content(Part::of(id).name());
+        let places = cell["places"].as_object().expect("there are some");
+        places.keys().map(|ticket| ticket.parse::<u64>().expect("a number")).collect::<BTreeSet<_>>()
+    };
+    let holder = take(&one, "w").await;
+    for id in ["x", "y"] {
+        take(&one, id).await;
+    }
+    let waiting = join_all((0..4).map(|_| async { wait(&two, &asks(28_000, &["x"])).await }));
+    let going_on = async {
+        sleep(SECOND).await;
+        let before = tickets("x");
+        assert_eq!(before.len(), 4);
+        let nested = AcquireRequest {
+            context: holder.context,
+            nested: true,
+            lease: holder.lease,
+            ..asks(65_000, &[])
+        };
+        assert!(matches!(one.acquire(&nested).await, Ok(Acquired::Granted(_))));
+        one.release_context(&holder.context).await.expect("the store answers");
+        let other = three.acquire(&asks(28_000, &["y"])).await.expect("there is room");
+        sleep(8 * SECOND).await;
+        assert_eq!(tickets("a").len(), 4, "there is room for three of them");
+        assert_eq!(tickets("x").first(), before.first(), "the first keeps its rank");
+        drop(other);
+    };
+    tokio::select! {
+        _ = waiting => panic!("none can have it"),
+        () = going_on => {}
+    }
 }
 
 /// A set that never has room is told so, and does not wait for ever: it is measured with all that is written of it.
@@ -397,6 +433,14 @@ fn a_set_that_is_not_granted_removes_no_places() {
     assert!(matches!(step.acquire_before_waiters(&nested(&["a", "c"])), Verdict::Granted(_)));
     let left: Vec<_> = step.table.places.values().map(|place| &*place.context).collect();
     assert_eq!(left, ["1", "3"]);
+}
+
+/// A request for permits of `a`, and for other ids.
+fn asks(permits: u32, others: &[&str]) -> AcquireRequest<String, Uuid> {
+    let pool = Claim::slots("a".to_owned(), 200_000).permits(permits);
+    let claims = others.iter().map(|id| Claim::exclusive(id.to_string())).chain([pool]);
+    let claims = ClaimSet::new(claims, Mode::Exclusive).expect("valid claims");
+    AcquireRequest { claims, ..waits(&["a"]) }
 }
 
 fn asked(claims: &[table::Claim]) -> Request {
